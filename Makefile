@@ -1,0 +1,48 @@
+# Every target sets up what it needs, once: .venv is rebuilt only when pyproject.toml or constraints.txt changes.
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export MLFLOW_DISABLE_TELEMETRY := true
+export OMP_NUM_THREADS := 1
+
+.PHONY: search test check slow findings dashboard clean lock
+
+search: $(READY)
+	@"$(BIN)/assay" search quickstart
+
+test: $(READY)
+	@"$(BIN)/python" -m pytest -n 2 -m "not slow and not fault"
+
+slow: $(READY)
+	@"$(BIN)/python" -m pytest -n 2 -m "slow or fault"
+
+check: $(READY)
+	@"$(BIN)/ruff" format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/mypy"
+	"$(BIN)/lint-imports"
+	"$(BIN)/python" -m pytest -n 2 -m "not slow and not fault"
+
+findings: $(READY)
+	@"$(BIN)/python" benchmarks/findings.py
+
+dashboard: $(READY)
+	@"$(BIN)/assay" dashboard
+
+lock: $(READY)
+	@UV_FIND_LINKS= "$(BIN)/uv" pip compile --universal --python-version 3.11 --no-annotate --no-header pyproject.toml pin.in --extra dev -o constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Assay needs Python >= 3.11; name one with: make PYTHON=/path/to/python3.11 ...") if sys.version_info < (3, 11) else None'
+	echo "Setting up $(VENV) (once; about two minutes with a cold package cache) ..."
+	$(PYTHON) -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt uv setuptools
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" -c constraints.txt -e '.[dev]'
+	touch "$(READY)"
+
+clean:
+	rm -rf "$(VENV)"

@@ -1,0 +1,247 @@
+"""The contract between those who run trials and those who read them: specs, results, and the names in the store."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from search_space.canon import digest
+
+
+class Status(StrEnum):
+    """How a trial ended. Every status reaches the sampler and the dashboard; no row is dropped."""
+
+    OK = "ok"
+    PRUNED = "pruned"
+    INFEASIBLE = "infeasible"
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out_of_memory"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+class Stage(StrEnum):
+    """Why a run was trained. Finals never steer the sampler, search trials never enter a verdict."""
+
+    SEARCH = "search"
+    FINAL = "final"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one trial may spend; the unit is training tokens, never iterations."""
+
+    tokens: int
+    batch_tokens: int
+    micro_batch_tokens: int
+    eval_tokens: int
+    eval_every: int
+    """Training tokens between two validation readings; also the unit in which rungs are placed."""
+    max_seconds: float
+    """Wall clock after which the trial ends as timed_out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Three separate random streams."""
+
+    init: int
+    data: int
+    dropout: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """All that decides a trial's numbers; two equal specs give equal curves on one machine."""
+
+    candidate: dict[str, Any]
+    """Nested plain dict of runners.candidate.Candidate, fully resolved (sizes solved, context filled in)."""
+    task: dict[str, Any]
+    """{'kind': name, name: {field: value}}."""
+    data_fingerprint: str
+    """sha256 of the token bytes of all splits."""
+    budget: Budget
+    seeds: Seeds
+    device: str
+    """'cpu' or 'cuda'."""
+    dtype: str
+    """'float32' or 'bfloat16' (autocast)."""
+    threads: int
+    deterministic: bool
+    blocks: tuple[str, ...]
+    """Importable modules that register further blocks."""
+    space_id: str
+
+    @property
+    def id(self) -> str:
+        """Digest of the whole spec."""
+        return digest(to_plain(self))
+
+    @property
+    def point_id(self) -> str:
+        """Digest without seeds: replicas of one candidate share it."""
+        plain = to_plain(self)
+        del plain["seeds"]
+        return digest(plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One validation reading in mid-trial; steps are training tokens seen."""
+
+    tokens: int
+    loss: float
+    """Nats per token on the validation split, no dropout, no label smoothing."""
+    train_loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What a trial came to. Numbers that were never reached are absent from `metrics`, never NaN."""
+
+    status: Status
+    reason: str = ""
+    """Empty for ok; else what ended the trial, in words."""
+    last_lines: str = ""
+    """The end of the traceback or of the worker's stderr."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Finite values under the names in Metric."""
+    curve: tuple[Reading, ...] = ()
+    tokens: int = 0
+    seconds: float = 0.0
+    first_nonfinite_step: int = 0
+    """Training tokens at the first NaN or infinity; 0 when there was none."""
+    device: str = ""
+    backends: dict[str, str] = field(default_factory=dict)
+    """Which implementation each op used, and why the faster ones could not run."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What the worker ran under: versions, threads, CPU capability, ISA caps, deterministic flag."""
+
+
+class Metric:
+    """Metric names in the tracking store. Steps are training tokens."""
+
+    LOSS = "loss"
+    """Final validation loss; nats per token."""
+    BEST_LOSS = "best_loss"
+    VALIDATION_CURVE = "validation/loss"
+    TRAIN_CURVE = "train/loss"
+    ACCURACY = "accuracy"
+    TEST_LOSS = "test/loss"
+    TEST_ACCURACY = "test/accuracy"
+    PARAMS = "params"
+    ACTIVE_PARAMS = "active_params"
+    BODY_PARAMS = "body_params"
+    FLOPS = "flops_per_token"
+    """Forward FLOPs per token, full score matrix counted."""
+    FLOPS_CAUSAL = "flops_per_token_causal"
+    """The same with only the visible half of the score matrix counted."""
+    STATE_BYTES = "state_bytes_per_token"
+    FIXED_STATE_BYTES = "fixed_state_bytes"
+    TOKENS_PER_SECOND = "tokens_per_second"
+    PEAK_BYTES = "peak_bytes"
+    SECONDS = "seconds"
+    SECONDS_BUILD = "seconds/build"
+    SECONDS_TRAIN = "seconds/train"
+    SECONDS_EVALUATE = "seconds/evaluate"
+    TOKENS = "tokens"
+    BASELINE_BIGRAM = "baseline/bigram_loss"
+    """On the parent: loss of the task's bigram model on the validation split."""
+
+
+class Tag:
+    """Tag names in the tracking store."""
+
+    KIND = "assay.kind"
+    """'search' on a parent run, 'trial' on a child."""
+    SEARCH = "assay.search"
+    SPACE = "assay.space_id"
+    KEY = "assay.key"
+    """Deterministic and unique: '<search>/<generation>/<stage>/<number>'; a resumed trial finds its run by it."""
+    NUMBER = "assay.number"
+    STAGE = "assay.stage"
+    STATUS = "assay.status"
+    REASON = "assay.reason"
+    SPEC = "assay.spec_id"
+    POINT = "assay.point_id"
+    ARCH = "assay.arch_id"
+    CANDIDATE = "assay.candidate"
+    """On a final: which contestant this replica belongs to."""
+    REPLICA = "assay.replica"
+    FIRST_NONFINITE = "assay.first_nonfinite_step"
+    FINGERPRINT = "assay.data_fingerprint"
+    DETERMINISTIC = "assay.deterministic"
+    BASELINE = "assay.is_baseline"
+    NOTE = "mlflow.note.content"
+
+
+class Artifact:
+    """Artifact paths. A parent holds what all its children share."""
+
+    EXPERIMENT = "experiment.yaml"
+    EXPERIMENT_PLAIN = "experiment.json"
+    SPACE = "space.json"
+    ENVIRONMENT = "environment.json"
+    LOCK = "packages.txt"
+    DIFF = "uncommitted.diff"
+    DATA = "data"
+    """Folder on the parent: <fingerprint>.safetensors."""
+    CURVES = "curves"
+    """Folder on the parent: Parquet shards of all readings."""
+    REPORT = "report"
+    SPEC = "spec.json"
+    RESULT = "result.json"
+    MODEL = "model.safetensors"
+    TRACEBACK = "last_lines.txt"
+
+
+TERMINAL = {
+    Status.OK: "FINISHED",
+    Status.PRUNED: "FINISHED",
+    Status.INFEASIBLE: "FAILED",
+    Status.DIVERGED: "FINISHED",
+    Status.OUT_OF_MEMORY: "FAILED",
+    Status.PREEMPTED: "KILLED",
+    Status.TIMED_OUT: "KILLED",
+    Status.FAILED: "FAILED",
+}
+"""The MLflow run status of each trial status."""
+
+
+def to_plain(record: Any) -> dict[str, Any]:
+    """A record as plain JSON data."""
+    return _listed(dataclasses.asdict(record))
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(child) for child in value]
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def spec_from_plain(plain: dict[str, Any]) -> TrialSpec:
+    """The inverse of to_plain for a TrialSpec."""
+    return TrialSpec(
+        **{
+            **plain,
+            "budget": Budget(**plain["budget"]),
+            "seeds": Seeds(**plain["seeds"]),
+            "blocks": tuple(plain["blocks"]),
+        }
+    )
+
+
+def result_from_plain(plain: dict[str, Any]) -> TrialResult:
+    """The inverse of to_plain for a TrialResult."""
+    return TrialResult(
+        **{
+            **plain,
+            "status": Status(plain["status"]),
+            "curve": tuple(Reading(**reading) for reading in plain["curve"]),
+        }
+    )
