@@ -64,6 +64,7 @@ def mark(parameter: nn.Parameter, role: Role, *, fan_in: int = 0, fan_out: int =
 def linear(d_in: int, d_out: int, role: Role, *, bias: bool = False) -> nn.Linear:
     """A linear map whose weight carries its role; biases start at zero."""
     layer = nn.Linear(d_in, d_out, bias=bias)
+    assert isinstance(layer.weight, nn.Parameter)
     mark(layer.weight, role, fan_in=d_in, fan_out=d_out)
     if bias:
         nn.init.zeros_(layer.bias)
@@ -109,7 +110,10 @@ class Context:
 
 
 class PositionModule(nn.Module):
-    """What a position scheme does in a model; every method defaults to doing nothing. `start` is the first row's position."""
+    """What a position scheme does in a model; every method defaults to doing nothing.
+
+    `start` is the position of the first row given.
+    """
 
     def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
         """The residual stream with positions added."""

@@ -10,7 +10,7 @@ from search_space.canon import digest
 from search_space.domains import Scalar
 from search_space.space import unknown
 
-Config = TypeVar("Config", bound=type)
+Config = TypeVar("Config", bound=type[Any])
 
 _VARIANTS: dict[type, dict[str, type]] = {}
 _PACKAGES = ("mixers", "premixers", "positions", "ffn")
@@ -115,7 +115,7 @@ def decode(config: type, plain: Mapping[str, Any], **context: Scalar) -> Any:
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """What decides the numbers of a config: `encode` without sizing fields and without fields at their neutral value."""
+    """What decides a config's numbers: `encode` without sizing fields and without fields at their neutral value."""
     plain: dict[str, Any] = {}
     for declared in dataclasses.fields(config):
         value = getattr(config, declared.name)

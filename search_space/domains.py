@@ -143,7 +143,7 @@ def plain(domain: Domain) -> dict[str, Any]:
 
 
 # Field helpers. `opt_in` fields stay at their default unless an experiment file opens them; `sizing` fields steer the
-# size solver and are no part of an architecture's identity; at its `neutral` value a later-added field leaves ids alone.
+# size solver and are no part of an architecture's identity; a later-added field at its `neutral` value changes no id.
 
 
 def choice(*options: Scalar, default: Scalar, help: str, opt_in: bool = False, **marks: Any) -> Any:

@@ -287,7 +287,7 @@ def _narrow_domain(domain: Domain, spec: Any, path: str) -> Domain:
 
 
 def _as_member(domain: Domain, value: Any) -> Scalar | None:
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, bool | str):
         return value if domains.contains(domain, value) else None
     if not isinstance(value, int | float):
         return None
