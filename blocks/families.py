@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from search_space.errors import UserError
 
-class InfeasibleArchitecture(ValueError):
+
+class InfeasibleArchitecture(UserError):
     """A point that no model can be built from; the message names the paths, the rule and what would do."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from search_space import domains
 from search_space.canon import digest
 from search_space.domains import Choice, Domain, FloatRange, IntRange, Scalar
+from search_space.errors import UserError
 
 
 class Ask(Protocol):
@@ -44,7 +45,7 @@ class Space:
         return digest(plain(self))
 
 
-class NarrowingError(ValueError):
+class NarrowingError(UserError):
     """A file asks for something the derived space does not hold; `path` says where."""
 
     def __init__(self, path: str, message: str) -> None:
