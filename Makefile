@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 export MLFLOW_DISABLE_TELEMETRY := true
 export OMP_NUM_THREADS := 1
 
-.PHONY: search test check slow findings dashboard clean lock
+.PHONY: search test slow lint check findings dashboard lock clean
 
 search: $(READY)
 	@"$(BIN)/assay" search quickstart
@@ -20,15 +20,16 @@ test: $(READY)
 slow: $(READY)
 	@"$(BIN)/python" -m pytest -n 2 -m "slow or fault"
 
-check: $(READY)
+lint: $(READY)
 	@"$(BIN)/ruff" format --check .
 	"$(BIN)/ruff" check .
 	"$(BIN)/mypy"
 	"$(BIN)/lint-imports"
-	"$(BIN)/python" -m pytest -n 2 -m "not slow and not fault"
+
+check: lint test
 
 findings: $(READY)
-	@"$(BIN)/python" benchmarks/findings.py
+	@"$(BIN)/python" benchmarks/findings.py $(ARGS)
 
 dashboard: $(READY)
 	@"$(BIN)/assay" dashboard

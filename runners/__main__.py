@@ -1,0 +1,7 @@
+"""`python -m runners` is the command `assay`."""
+
+import sys
+
+from runners.cli import main
+
+sys.exit(main())

@@ -1,0 +1,149 @@
+"""The command `assay`: arguments here, one module per command under runners/commands, each imported when it runs."""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from search_space.errors import UserError
+
+GOOD, FAILED, BAD_INPUT = 0, 1, 2
+
+_RUN = "a run: NAME/NUMBER, NAME/best, a run id or its unique beginning"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(f"{self.prog}: {message}; '{self.prog} --help' lists what it takes")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="assay", description="Search transformer architectures; know which choice wins, and how sure.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, help: str, module: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(module=module or name)
+        sub.add_argument("--tracking-uri", default="", help="tracking store; default MLFLOW_TRACKING_URI, else mlruns/")
+        return sub
+
+    blocks = command("blocks", "every registered variant: meaning, paper, fields and domains, hooks")
+    blocks.add_argument("--family", default="", help="one family only, such as mixer or position")
+    _json(blocks)
+
+    check = command("check", "validate an experiment; train nothing")
+    check.add_argument("file", help="experiment file or the name of a preset")
+    check.add_argument("--samples", type=_positive, default=200, help="points drawn to estimate shares (default 200)")
+    _overrides(check)
+    _json(check)
+
+    search = command("search", "run a search; the same command again goes on where it stopped")
+    search.add_argument("file", help="experiment file or the name of a preset")
+    search.add_argument("--trials", type=_positive, default=0, help="how many trials in total")
+    search.add_argument("--jobs", type=_positive, default=0, help="worker processes")
+    search.add_argument("--seed", type=_natural, default=None, help="seed of the suggestions and of every trial")
+    search.add_argument("--name", default="", help="name of the search; default: the name in the file")
+    search.add_argument("--study", default="", help="study storage: sqlite:///FILE or postgresql://...")
+    search.add_argument("--data", default="", help="folder or file to read the task's data from")
+    search.add_argument("--extend", action="store_true", help="go on under an edited file; old trials inform the sampler")
+    search.add_argument("--no-report", action="store_true", help="leave the report out at the end")
+    _overrides(search)
+
+    runs = command("runs", "searches, or the runs of one search: state, class of failure, cost, result")
+    runs.add_argument("name", nargs="?", default="", help="name of a search")
+    _json(runs)
+
+    show = command("show", "one run: state, reason and last lines, cost, result, parameters", "runs")
+    show.add_argument("run", help=_RUN)
+    _json(show)
+
+    replay = command("replay", "rebuild a run from the tracking store, train it again, compare bit for bit")
+    replay.add_argument("run", help=_RUN)
+    replay.add_argument("--data", default="", help="where the data lies when the store does not hold it")
+    _json(replay)
+
+    report = command("report", "Markdown and pictures: what won, by how much, and what is undecided")
+    report.add_argument("name", help="name of a search")
+    report.add_argument("--out", default="", help="folder to write to; default reports/NAME")
+
+    best = command("best", "the winner of a search", "best")
+    best.add_argument("name", help="name of a search")
+    best.add_argument("--by", default="loss", help="metric to minimise (default loss); -METRIC maximises")
+    best.add_argument("--max-params", type=_count, default=0, help="only models with at most so many parameters")
+    best.add_argument("--as-file", action="store_true", help="print an experiment file that holds just this candidate")
+    _json(best)
+
+    compare = command("compare", "two runs side by side: what differs and what it did", "best")
+    compare.add_argument("run", help=_RUN)
+    compare.add_argument("other", help=_RUN)
+    _json(compare)
+
+    export = command("export", "the model as safetensors, its config and a ten-line loader")
+    export.add_argument("run", help=_RUN)
+    export.add_argument("--to", required=True, help="folder to create")
+    export.add_argument("--data", default="", help="where the data lies when the model must be trained again")
+
+    remove = command("rm", "delete a search: its runs, files and study", "housekeeping")
+    remove.add_argument("name", help="name of a search")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+
+    collect = command("gc", "delete what nothing refers to", "housekeeping")
+    collect.add_argument("--yes", action="store_true", help="do not ask")
+
+    dashboard = command("dashboard", "start the MLflow dashboard on this machine")
+    dashboard.add_argument("--port", type=_natural, default=5000, help="port on 127.0.0.1 (default 5000)")
+    return parser
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="stable JSON (docs/json.md) instead of text")
+
+
+def _overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="override one entry of the file, such as budget.tokens=1M; may be repeated",
+    )
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes a whole number from 0; got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    value = _natural(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("takes a whole number from 1; got 0")
+    return value
+
+
+def _count(text: str) -> int:
+    from search_space.yamlfile import count
+
+    try:
+        return count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0 for good, 1 when the work failed, 2 for bad input."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        arguments = _parser().parse_args(argv)
+        return int(importlib.import_module(f"runners.commands.{arguments.module}").run(arguments))
+    except UserError as error:
+        print(f"assay: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("assay: interrupted", file=sys.stderr)
+        return FAILED
