@@ -206,6 +206,10 @@ class AbstractPosition:
     @abstractmethod
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule: ...
 
+    def canonical(self, dims: Dims) -> "AbstractPosition":
+        """The simplest config that computes the same function at these sizes; dead fields go to their default."""
+        return self
+
     def check(self, dims: Dims, heads: HeadShape) -> None:
         """Raise InfeasibleArchitecture where fields and sizes contradict each other."""
 
@@ -273,3 +277,7 @@ class AbstractPattern:
     @abstractmethod
     def mixers(self, main: Any, layers: int) -> tuple[Any, ...]:
         """The mixer config of each layer, first layer first."""
+
+    def canonical(self, main: Any, dims: Dims) -> "AbstractPattern":
+        """The simplest pattern that gives every layer the same mixer around a canonical main mixer."""
+        return self

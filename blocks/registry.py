@@ -1,6 +1,7 @@
 """The registry of block variants: a config class per variant, found by family and kind."""
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -62,6 +63,7 @@ def load_modules(modules: tuple[str, ...]) -> None:
         importlib.import_module(module)
 
 
+@functools.cache
 def _load_builtin() -> None:
     for module in _MODULES:
         importlib.import_module(f"blocks.{module}")

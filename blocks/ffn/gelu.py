@@ -1,0 +1,46 @@
+"""Two matrices with a Gaussian error linear unit between."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blocks.families import AbstractFFN, Dims
+from blocks.ffn.modules import PlainFFN, plain_flops
+from blocks.registry import register
+from search_space.domains import choice
+
+
+def _erf(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="none")
+
+
+def _tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_FORMS = {"erf": _erf, "tanh": _tanh}
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Gelu(AbstractFFN):
+    """W2 gelu(W1 x): smooth rectifier of BERT and GPT-2."""
+
+    kind: ClassVar[str] = "gelu"
+    paper: ClassVar[str] = "Hendrycks and Gimpel 2016, Gaussian Error Linear Units, section 2"
+    width_factor: ClassVar[float] = 1.0
+
+    expansion: float = choice(
+        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
+    )
+    form: str = choice(
+        "erf", "tanh", default="erf", opt_in=True, help="exact (erf) or GPT-2's tanh form; they differ by at most 5e-4"
+    )
+
+    def build(self, dims: Dims) -> nn.Module:
+        return PlainFFN(dims, _FORMS[self.form])
+
+    def flops_per_token(self, dims: Dims) -> float:
+        return plain_flops(dims)

@@ -1,0 +1,32 @@
+"""Two matrices with a rectifier between."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+from torch.nn import functional as F
+
+from blocks.families import AbstractFFN, Dims
+from blocks.ffn.modules import PlainFFN, plain_flops
+from blocks.registry import register
+from search_space.domains import choice
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Relu(AbstractFFN):
+    """W2 relu(W1 x): the original FFN; sparse inner activations."""
+
+    kind: ClassVar[str] = "relu"
+    paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need, eq. 2"
+    width_factor: ClassVar[float] = 1.0
+
+    expansion: float = choice(
+        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
+    )
+
+    def build(self, dims: Dims) -> nn.Module:
+        return PlainFFN(dims, F.relu)
+
+    def flops_per_token(self, dims: Dims) -> float:
+        return plain_flops(dims)

@@ -1,0 +1,36 @@
+"""Two matrices with a squared rectifier between."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blocks.families import AbstractFFN, Dims
+from blocks.ffn.modules import PlainFFN, plain_flops
+from blocks.registry import register
+from search_space.domains import choice
+
+
+def _squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ReluSquared(AbstractFFN):
+    """W2 relu(W1 x)^2: sparse and cheap; strong at small scale."""
+
+    kind: ClassVar[str] = "relu_squared"
+    paper: ClassVar[str] = "So et al. 2021, Primer, section 4.1"
+    width_factor: ClassVar[float] = 1.0
+
+    expansion: float = choice(
+        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
+    )
+
+    def build(self, dims: Dims) -> nn.Module:
+        return PlainFFN(dims, _squared)
+
+    def flops_per_token(self, dims: Dims) -> float:
+        return plain_flops(dims)

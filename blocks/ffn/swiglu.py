@@ -1,0 +1,32 @@
+"""Three matrices with a SiLU gate."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+from torch.nn import functional as F
+
+from blocks.families import AbstractFFN, Dims
+from blocks.ffn.modules import GatedFFN, gated_flops
+from blocks.registry import register
+from search_space.domains import choice
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Swiglu(AbstractFFN):
+    """W2 (silu(W1 x) * V x), two thirds the width at equal parameters: the FFN of Llama."""
+
+    kind: ClassVar[str] = "swiglu"
+    paper: ClassVar[str] = "Shazeer 2020, GLU Variants Improve Transformer, eq. 6"
+    width_factor: ClassVar[float] = 2 / 3
+
+    expansion: float = choice(
+        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
+    )
+
+    def build(self, dims: Dims) -> nn.Module:
+        return GatedFFN(dims, F.silu)
+
+    def flops_per_token(self, dims: Dims) -> float:
+        return gated_flops(dims)
