@@ -1,0 +1,92 @@
+"""The parts of an experiment beside its space: plain frozen values, checked when the file is read."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from search_space.domains import Scalar
+
+MEASURES = ("params", "body_params", "flops_per_token")
+"""What a search can hold equal: all parameters, those without embeddings and head, or forward FLOPs per token."""
+OBJECTIVES = ("loss", "params", "flops_per_token", "state_bytes_per_token", "tokens_per_second")
+SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2")
+PRUNERS = ("none", "asha", "median")
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeSize:
+    """Sizes are searched or given like any other field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeTarget:
+    """Every candidate is solved to the same cost."""
+
+    measure: str
+    value: float
+
+
+Size = SizeTarget | FreeSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Points beyond a limit are refused before anything trains; infinity where the file sets none."""
+
+    max_params: float = math.inf
+    max_flops_per_token: float = math.inf
+    max_state_bytes: float = math.inf
+    """Bytes of decoding state after a sequence of the training length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunerSpec:
+    """Which trials are ended early; rungs stand at grace_tokens x factor^k training tokens."""
+
+    kind: str = "none"
+    grace_tokens: int = 0
+    """No trial is pruned before it has seen these tokens; 0 with the kind 'none'."""
+    factor: int = 2
+    """One trial in so many survives a rung (asha)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpec:
+    """How points are proposed."""
+
+    sampler: str = "tpe"
+    pruner: PrunerSpec = PrunerSpec()
+    trials: int = 50
+    seed: int = 0
+    population: int = 8
+    """Points per generation of nsga2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """Where and how trials run."""
+
+    jobs: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A paired final: the best trial for which `change` changes something, against itself with the change."""
+
+    name: str
+    change: Mapping[str, Scalar]
+    """{full path: scalar}, a kind as '<family path>.kind'; empty: the same candidate under other seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalSpec:
+    """What is trained again after the search, with paired seeds."""
+
+    seeds: int = 3
+    contrasts: tuple[Contrast, ...] = ()
