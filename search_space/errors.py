@@ -8,6 +8,10 @@ MOST_LISTED = 25
 MOST_CHARACTERS = 700
 
 
+class UserError(ValueError):
+    """Something asked for cannot be done as asked; the message says where, the rule, the values and the remedy."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One fault: where it is, and the rule, the value and the remedy in words."""
@@ -25,7 +29,7 @@ class Problem:
         return f"{place}: {self.path} {self.message}" if self.path else f"{place}: {self.message}"
 
 
-class ExperimentError(ValueError):
+class ExperimentError(UserError):
     """An experiment file that cannot be used; `problems` holds every independent fault found."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
