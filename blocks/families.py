@@ -1,8 +1,10 @@
 """The abstract families of blocks, the sizes they are built with, and the roles of parameters."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -137,6 +139,9 @@ class PositionModule(nn.Module):
 
 class MixerModule(nn.Module):
     """A causal sequence mixer: mixes information over time. All are causal in this registry's decoders."""
+
+    backends: Mapping[str, str] = MappingProxyType({})
+    """Per op: the backend chosen at build, and why the others were not."""
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         """Output t depends on inputs 0..t only."""

@@ -1,0 +1,47 @@
+"""Softmax attention over all earlier tokens, with grouped key/value heads."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from blocks.families import AbstractMixer, Dims, HeadShape, Hook, MixerModule
+from blocks.mixers import heads
+from blocks.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Softmax(AbstractMixer):
+    """Every token attends to all earlier ones by softmax; kv_heads below the query heads shrink the decode cache."""
+
+    kind: ClassVar[str] = "softmax"
+    paper: ClassVar[str] = (
+        "Attention Is All You Need, Vaswani et al. 2017, arXiv:1706.03762; GQA: Training Generalized Multi-Query "
+        "Transformer Models from Multi-Head Checkpoints, Ainslie et al. 2023, arXiv:2305.13245; Query-Key "
+        "Normalization for Transformers, Henry et al. 2020, arXiv:2010.04245"
+    )
+    offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+
+    kv_heads: int = heads.kv_heads_field()
+    queries_per_kv: int = heads.queries_per_kv_field()
+    head_dim: int = heads.head_dim_field()
+    qk_norm: str = heads.qk_norm_field()
+    attention_dropout: float = heads.attention_dropout_field()
+    entropy_weight: float = heads.entropy_weight_field()
+
+    def build(self, dims: Dims) -> MixerModule:
+        return heads.AttentionModule(
+            d_model=dims.d_model,
+            shape=self.head_shape(),
+            window=None,
+            qk_norm=self.qk_norm,
+            train_len=dims.train_len,
+            attention_dropout=self.attention_dropout,
+            entropy_weight=self.entropy_weight,
+        )
+
+    def head_shape(self) -> HeadShape:
+        return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
+        keys = heads.mean_visible(length, length) if causal else length
+        return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
