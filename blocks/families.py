@@ -226,6 +226,8 @@ class AbstractFFN:
     paper: ClassVar[str]
     width_factor: ClassVar[float]
     """Inner width at equal parameters relative to a two-matrix FFN: 1, or 2/3 with a gate."""
+    expansion: float
+    """Inner width over model width, before width_factor; a sizing field that blocks.size alone reads."""
 
     @abstractmethod
     def build(self, dims: Dims) -> nn.Module:

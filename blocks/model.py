@@ -205,10 +205,18 @@ def build_layer(config: ModelConfig, mixer: AbstractMixer) -> nn.Module:
     return config.placement.build(dims, config.norm, build_slot(config, mixer), config.ffn.build(dims), dropout)
 
 
-def position_shapes(config: ModelConfig) -> tuple[HeadShape, ...]:
-    """The head shapes a position module is built for, each once; one alone when only the embedding is touched."""
+def build_positions(config: ModelConfig) -> dict[HeadShape, PositionModule]:
+    """One position module per distinct head shape; a scheme that touches the embedding alone has one for all shapes."""
     shapes = tuple(dict.fromkeys(mixer.head_shape() for mixer in config.layer_mixers()))
-    return shapes[:1] if config.position.needs <= {Hook.EMBEDDING} else shapes
+    dims = config.dims()
+    if config.position.needs <= {Hook.EMBEDDING}:
+        return dict.fromkeys(shapes, config.position.build(dims, shapes[0]))
+    return {shape: config.position.build(dims, shape) for shape in shapes}
+
+
+def build_final_norm(config: ModelConfig) -> nn.Module:
+    """What stands between the last layer and the head."""
+    return config.norm.build(config.d_model) if config.placement.final_norm else nn.Identity()
 
 
 class DecoderLM(nn.Module):
@@ -217,17 +225,17 @@ class DecoderLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        dims = config.dims()
         mixers = config.layer_mixers()
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         mark(self.embedding, Role.EMBEDDING, fan_in=config.vocab_size, fan_out=config.d_model)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        shapes = position_shapes(config)
-        self.positions = nn.ModuleList(config.position.build(dims, shape) for shape in shapes)
-        self.layer_position = [shapes.index(mixer.head_shape()) if len(shapes) > 1 else 0 for mixer in mixers]
+        positions = build_positions(config)
+        distinct = list(dict.fromkeys(positions.values()))
+        self.positions = nn.ModuleList(distinct)
+        self.layer_position = [distinct.index(positions[mixer.head_shape()]) for mixer in mixers]
         self.layers = nn.ModuleList(build_layer(config, mixer) for mixer in mixers)
         self.slots = [_slot_of(layer) for layer in self.layers]
-        self.final_norm = config.norm.build(config.d_model) if config.placement.final_norm else nn.Identity()
+        self.final_norm = build_final_norm(config)
         self.head = nn.Identity() if config.tied else linear(config.d_model, config.vocab_size, Role.HEAD)
         self.roles = {name: role_of(name, parameter) for name, parameter in self.named_parameters()}
         """The role of every parameter by name."""
