@@ -1,0 +1,159 @@
+"""Candidates: what a search varies, from a walked point to the spec of one trial."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from blocks import cost as costs
+from blocks import size
+from blocks.cost import Cost
+from blocks.families import InfeasibleArchitecture
+from blocks.model import ModelConfig
+from blocks.registry import config_id, decode, encode, load_modules, variants
+from runners.optimize import AbstractOptimizer, AbstractSchedule
+from runners.tasks.data import TaskShape
+from search_space.canon import unflatten
+from search_space.domains import Scalar, choice, family, float_range, nested
+from search_space.records import Budget, Seeds, TrialSpec
+from search_space.space import Space, derive
+
+if TYPE_CHECKING:
+    from search_space.experiment import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the training loop treats the model."""
+
+    gradient_clip: float = float_range(
+        0.01, 100.0, default=1.0, log=True, opt_in=True, help="Largest gradient norm; 100 never bites in practice"
+    )
+    label_smoothing: float = float_range(
+        0.0, 0.3, default=0.0, opt_in=True, help="Share of each target spread over the vocabulary, in training only"
+    )
+    activation_checkpointing: bool = choice(
+        False, True, default=False, opt_in=True, help="Recompute layers in the backward pass: less memory, same numbers"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One architecture with the optimiser, schedule and training settings it is tried with."""
+
+    model: ModelConfig = nested(ModelConfig, help="The architecture")
+    optimizer: AbstractOptimizer = family(AbstractOptimizer, default="adamw", help="How gradients become updates")
+    schedule: AbstractSchedule = family(
+        AbstractSchedule, default="cosine", opt_in=True, help="How the learning rate moves over the budget"
+    )
+    training: Training = nested(Training, help="Clipping, smoothing, recomputation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A legal point within every limit, ready to train."""
+
+    flat: dict[str, Scalar]
+    """The walked point."""
+    candidate: Candidate
+    """Canonical: settings at which two variants coincide are written one way."""
+    cost: Cost
+    arch_id: str
+    """Digest of the canonical model."""
+
+
+def full_space(blocks: tuple[str, ...] = ()) -> Space:
+    """Everything that can be searched, the user's own block modules included."""
+    load_modules(blocks)
+    return derive(Candidate, variants)
+
+
+def resolve(flat: Mapping[str, Scalar], experiment: "Experiment", data_sizes: TaskShape) -> Resolved:
+    """The trainable candidate of a point.
+
+    Raises InfeasibleArchitecture when the point is illegal, cannot meet the size target, or is over a hard limit.
+    """
+    plain = unflatten(flat)
+    sizes = {
+        "vocab_size": data_sizes.vocab_size,
+        "train_len": data_sizes.train_len,
+        "max_len": data_sizes.max_len,
+    }
+    target = getattr(experiment.size, "value", None)
+    if target is None:
+        config = size.sized(plain["model"], **sizes)
+    else:
+        config = size.solve(plain["model"], measure=experiment.size.measure, target=target, **sizes)
+    config = config.canonical()
+    cost = costs.measure(config, data_sizes.train_len, experiment.budget.micro_batch_tokens)
+    for name, value, limit in (
+        ("max_params", cost.params, experiment.limits.max_params),
+        ("max_flops_per_token", cost.flops_per_token, experiment.limits.max_flops_per_token),
+        ("max_state_bytes", state_bytes(cost, data_sizes), experiment.limits.max_state_bytes),
+    ):
+        if value > limit:
+            raise InfeasibleArchitecture(f"limits.{name}={limit:g}: the model needs {value:g}; raise it or shrink it")
+    candidate: Candidate = decode(Candidate, {**plain, "model": encode(config)})
+    return Resolved(flat=dict(flat), candidate=candidate, cost=cost, arch_id=config_id(config))
+
+
+def state_bytes(cost: Cost, sizes: TaskShape) -> float:
+    """Bytes of decode state of one sequence at the longest length the model is run on."""
+    return cost.fixed_state_bytes + cost.state_bytes_per_token * sizes.max_len
+
+
+def make_spec(resolved: Resolved, experiment: "Experiment", *, fingerprint: str, seeds: Seeds) -> TrialSpec:
+    """All that decides the trial's numbers; device and dtype 'auto' become what this machine has."""
+    engine = experiment.engine
+    check_budget(experiment.budget, resolved.candidate.model.train_len)
+    device = pick_device(engine.device)
+    return TrialSpec(
+        candidate=encode(resolved.candidate),
+        task=experiment.task,
+        data_fingerprint=fingerprint,
+        budget=experiment.budget,
+        seeds=seeds,
+        device=device,
+        dtype=pick_dtype(engine.dtype, device),
+        threads=engine.threads,
+        deterministic=engine.deterministic,
+        blocks=tuple(experiment.blocks),
+        space_id=experiment.space.id,
+    )
+
+
+def rebuild(spec: TrialSpec) -> Candidate:
+    """The candidate of a spec."""
+    load_modules(spec.blocks)
+    candidate: Candidate = decode(Candidate, spec.candidate)
+    return candidate
+
+
+def pick_device(wanted: str) -> str:
+    """'cpu' or 'cuda'; 'auto' is cuda where there is one."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("engine.device='cuda', but torch finds no CUDA device here; write cpu or auto")
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def pick_dtype(wanted: str, device: str) -> str:
+    """'float32' or 'bfloat16'; 'auto' is bfloat16 on a CUDA device that has it in hardware."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
+def check_budget(budget: Budget, train_len: int) -> None:
+    """ValueError unless tokens, batches, micro-batches and readings are whole multiples of each other."""
+    for name, value, of, unit in (
+        ("budget.micro_batch_tokens", budget.micro_batch_tokens, "the sequence length", train_len),
+        ("budget.batch_tokens", budget.batch_tokens, "budget.micro_batch_tokens", budget.micro_batch_tokens),
+        ("budget.tokens", budget.tokens, "budget.batch_tokens", budget.batch_tokens),
+        ("budget.eval_every", budget.eval_every, "budget.batch_tokens", budget.batch_tokens),
+    ):
+        if value < 1 or unit < 1 or value % unit:
+            near = max(unit, round(value / unit) * unit) if unit >= 1 else 1
+            raise ValueError(f"{name}={value}: takes a positive multiple of {of} ({unit}); write {near}")

@@ -1,0 +1,62 @@
+"""Evaluation: loss in nats per token on fixed windows, without dropout or label smoothing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from blocks.model import DecoderLM
+from runners.tasks.data import IGNORED, Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One reading of one split."""
+
+    loss: float
+    """May be NaN or infinite."""
+    accuracy: float
+    """Share of counted positions whose likeliest token is the target."""
+
+
+def evaluate(model: DecoderLM, batches: Iterable[Batch], device: str, dtype: str) -> Evaluation:
+    """Mean loss and accuracy over all counted targets; the model is left in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    losses, hits, counted = [], [], 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            counted += int((targets != IGNORED).sum())
+            inputs, targets = to_device(inputs, device), to_device(targets, device)
+            with autocast(device, dtype):
+                logits, _ = model(inputs)
+            losses.append(summed_loss(logits, targets).double())
+            hits.append((logits.argmax(dim=-1) == targets).sum())
+    model.train(was_training)
+    assert counted, "an evaluation counts at least one target"
+    loss, hit = torch.stack(losses).sum().item(), torch.stack(hits).sum().item()
+    return Evaluation(loss=loss / counted, accuracy=hit / counted)
+
+
+def summed_loss(logits: Tensor, targets: Int64[Tensor, "B T"], label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy summed over the counted targets, in float32."""
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+
+
+def autocast(device: str, dtype: str) -> torch.autocast:
+    """Mixed precision where the dtype asks for it, nothing otherwise."""
+    return torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def to_device(batch: Tensor, device: str) -> Tensor:
+    """The tensor on the device; towards cuda from pinned memory, so that the copy overlaps work."""
+    return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
