@@ -1,0 +1,140 @@
+"""The finals of a search as verdicts: seeds paired, contrasts counted, costs beside the gap."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.compare import Verdict, paired_verdict
+from analysis.frame import ENDED_BADLY, PARAM, Search, short_path, short_value
+from search_space.domains import Scalar
+from search_space.records import Metric, Status
+
+ALPHA = 0.05
+"""Chance that any verdict of one search is ever wrong."""
+BASE, CHANGED = "base", "changed"
+_COSTS = {Metric.PARAMS: "parameters", Metric.FLOPS: "FLOPs/token", Metric.TOKENS_PER_SECOND: "tokens/s"}
+_SAME_COST = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """One paired final: a candidate and the same candidate with one thing changed."""
+
+    name: str
+    verdict: Verdict
+    metric: str
+    """The measure that was compared: the loss on the test split where it was read, else on the validation split."""
+    pairs: pd.DataFrame
+    """replica, base, changed, difference: one row a complete pair, in the order of replicas."""
+    failures: dict[str, int]
+    """Replicas of each side that ended badly, and so are in no pair."""
+    costs: dict[str, float]
+    """Relative difference of mean cost, changed over base minus one."""
+
+    @property
+    def text(self) -> str:
+        """The verdict with what the change costs and what failed."""
+        parts = [self.verdict.text]
+        if self.verdict.kind in ("better", "equal", "worse"):
+            parts += [self._cost(name, share) for name, share in self.costs.items()]
+        sides = {BASE: self.verdict.baseline, CHANGED: self.verdict.contestant}
+        parts += [f"{count} seed(s) of {sides[side]} ended badly" for side, count in self.failures.items() if count]
+        return ", ".join(parts)
+
+    def _cost(self, name: str, share: float) -> str:
+        if abs(share) < _SAME_COST:
+            return f"equal {name}"
+        winner = self.verdict.baseline if self.verdict.kind == "worse" else self.verdict.contestant
+        signed = 1 / (1 + share) - 1 if self.verdict.kind == "worse" else share
+        return f"{name} of {winner} {signed:+.0%}".replace("-", "−")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "contrast": self.name,
+            "metric": self.metric,
+            "text": self.text,
+            "verdict": self.verdict.to_json(),
+            "pairs": self.pairs.to_dict("records"),
+            "failures": self.failures,
+            "costs": self.costs,
+        }
+
+
+def contrasts(search: Search, *, alpha: float = ALPHA, margin: float = 0.0) -> list[Contrast]:
+    """Every contrast of the finals, each at alpha divided by the number of contrasts the experiment asks for."""
+    finals = search.finals
+    sides = finals["candidate"].str.rpartition("/")
+    finals = finals.assign(contrast=sides[0], side=sides[2])
+    names = [str(name) for name in finals["contrast"].unique() if name]
+    asked = search.parent.experiment.get("final", {}).get("contrasts", [])
+    share = alpha / max(len(names), len(asked), 1)
+    return [_contrast(search, name, finals[finals["contrast"] == name], share, margin) for name in names]
+
+
+def _contrast(search: Search, name: str, rows: pd.DataFrame, alpha: float, margin: float) -> Contrast:
+    done = rows[rows["status"] == Status.OK]
+    metric = Metric.TEST_LOSS if Metric.TEST_LOSS in done and done[Metric.TEST_LOSS].notna().all() else Metric.LOSS
+    wide = done.pivot_table(index="replica", columns="side", values=metric, aggfunc="last").reindex(
+        columns=[BASE, CHANGED]
+    )
+    wide = wide.dropna().sort_index()
+    pairs = wide.reset_index().assign(difference=(wide[CHANGED] - wide[BASE]).to_numpy())
+    labels = _labels(rows)
+    return Contrast(
+        name=name,
+        metric=metric,
+        pairs=pairs,
+        failures={side: int(rows[rows["side"] == side]["status"].isin(ENDED_BADLY).sum()) for side in (BASE, CHANGED)},
+        costs=_costs(done),
+        verdict=paired_verdict(
+            pairs["difference"].tolist(),
+            alpha=alpha,
+            margin=margin,
+            contestant=labels[1],
+            baseline=labels[0],
+            unit=search.unit,
+        ),
+    )
+
+
+def _labels(rows: pd.DataFrame) -> tuple[str, str]:
+    """What to call base and changed: the settings in which they differ."""
+    first = {side: rows[rows["side"] == side].iloc[:1] for side in (BASE, CHANGED)}
+    if any(not len(side) for side in first.values()):
+        return BASE, CHANGED
+    words: dict[str, list[str]] = {BASE: [], CHANGED: []}
+    for column in rows:
+        if not str(column).startswith(PARAM):
+            continue
+        values = {side: first[side][column].iloc[0] for side in first}
+        if values[BASE] != values[CHANGED] and not all(pd.isna(value) for value in values.values()):
+            for side, value in values.items():
+                if not pd.isna(value):
+                    words[side].append(_setting(str(column).removeprefix(PARAM), value))
+    if not words[BASE] and not words[CHANGED]:
+        return "the candidate", "the same candidate with other seeds"
+    return " ".join(_kinds_first(words[BASE])) or BASE, " ".join(_kinds_first(words[CHANGED])) or CHANGED
+
+
+def _setting(path: str, value: Scalar) -> str:
+    return str(value) if path.endswith(".kind") else f"{short_path(path)}={short_value(value)}"
+
+
+def _kinds_first(words: Sequence[str]) -> list[str]:
+    """The variants' names alone where there are any: their own fields follow from them."""
+    kinds = [word for word in words if "=" not in word]
+    return kinds or list(words)
+
+
+def _costs(done: pd.DataFrame) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for metric, name in _COSTS.items():
+        if metric not in done:
+            continue
+        means = done.groupby("side")[metric].mean()
+        if {BASE, CHANGED} <= set(means.index) and means[BASE] > 0 and means.notna().all():
+            found[name] = float(means[CHANGED] / means[BASE] - 1)
+    return found
