@@ -6,6 +6,7 @@ from typing import Protocol
 
 MOST_LISTED = 25
 MOST_CHARACTERS = 700
+MOST_COLLECTED = 100
 
 
 class UserError(ValueError):
@@ -60,6 +61,8 @@ class Faults:
         if len(message) > MOST_CHARACTERS:
             message = f"{message[: MOST_CHARACTERS // 2]} [...] {message[-MOST_CHARACTERS // 2 :]}"
         self._problems.append(Problem(file=file, line=line, path=path, message=message))
+        if len(self._problems) >= MOST_COLLECTED:
+            self.raise_any()
 
     def clean(self, *paths: str) -> bool:
         """True when no fault lies at, above or below any of the paths: rules across fields are checked only then."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_space import domains
+from search_space.candidate_file import write_candidate
 from search_space.canon import flatten
-from search_space.domains import Domain, Scalar
+from search_space.domains import Scalar
 from search_space.errors import ExperimentError, Problem
+from search_space.points import changed
+from search_space.reading import read_experiment
 from search_space.records import Budget
 from search_space.settings import (
     Contrast,
@@ -24,7 +26,7 @@ from search_space.settings import (
     Size,
     SizeTarget,
 )
-from search_space.space import Space, unknown, walk
+from search_space.space import Space, unknown
 from search_space.stored import described, space_from_plain, space_to_plain
 
 __all__ = [
@@ -125,19 +127,6 @@ class Experiment:
         }
 
 
-def changed(full: Space, point: Mapping[str, Scalar], change: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The point with some paths changed; a variant that comes new takes its declared defaults.
-
-    A change to a field of a variant that the point does not have changes nothing.
-    """
-
-    def ask(path: str, domain: Domain) -> Scalar:
-        value = change.get(path, point.get(path, domain.default))
-        return value if domains.contains(domain, value) else domain.default
-
-    return walk(full, ask)
-
-
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
@@ -192,6 +181,8 @@ def _leaves(identity: Mapping[str, Any]) -> dict[str, str]:
 
 def _listed(value: Any) -> Any:
     """The nested mapping with lists as text and dotted keys as they are."""
+    if isinstance(value, Mapping) and not value:
+        return "nothing"
     if isinstance(value, Mapping):
         return {key.replace(".", "/"): _listed(child) for key, child in value.items()}
     return ", ".join(map(str, value)) if isinstance(value, list) else value
@@ -209,15 +200,11 @@ def read(
 
     Raises ExperimentError that lists every independent fault with its file, line, path, rule, value and remedy.
     """
-    from search_space.reading import read_experiment
-
     return Experiment(**read_experiment(source, full_space=full_space, tasks=tasks, overrides=overrides, name=name))
 
 
 def as_file(point: Mapping[str, Scalar], experiment: Experiment, *, name: str = "") -> str:
     """An experiment file that holds exactly this point of the experiment's full space."""
-    from search_space.candidate_file import write_candidate
-
     return write_candidate(point, experiment.plain(), name=name)
 
 

@@ -15,6 +15,9 @@ from search_space.canon import digest
 from search_space.domains import Choice, Domain, FloatRange, IntRange, Scalar
 from search_space.errors import UserError
 
+MOST_OPTIONS = 1000
+"""The longest list of values a file may give to one field."""
+
 
 class Ask(Protocol):
     """Picks a value for one searched path."""
@@ -46,12 +49,13 @@ class Space:
 
 
 class NarrowingError(UserError):
-    """A file asks for something the derived space does not hold; `path` says where."""
+    """A file asks for something the derived space does not hold; `path` says where, `item` which entry of a list."""
 
-    def __init__(self, path: str, message: str) -> None:
+    def __init__(self, path: str, message: str, item: int | None = None) -> None:
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
         self.message = message
+        self.item = item
 
 
 def derive(config: type, variants: Callable[[type], Mapping[str, type]]) -> Space:
@@ -246,12 +250,12 @@ def _narrow_family(node: OneOf, spec: Any, path: str) -> OneOf:
         spec = [spec]
     if isinstance(spec, list):
         picked: dict[str, Any] = {}
-        for entry in spec:
+        for item, entry in enumerate(spec):
             for kind, narrowing in entry.items() if isinstance(entry, Mapping) else ((entry, None),):
                 if not isinstance(kind, str):
-                    raise NarrowingError(path, f"takes names of variants; got {kind!r}")
+                    raise NarrowingError(path, f"takes names of variants; got {kind!r}", item)
                 if kind in picked:
-                    raise NarrowingError(path, f"names the variant {kind!r} twice; keep one")
+                    raise NarrowingError(path, f"names the variant {kind!r} twice; keep one", item)
                 picked[kind] = narrowing
     elif isinstance(spec, Mapping):
         picked = dict(spec)
@@ -275,13 +279,15 @@ def _narrow_domain(domain: Domain, spec: Any, path: str) -> Domain:
     options = spec if isinstance(spec, list) else [spec]
     if not options:
         raise NarrowingError(path, f"is an empty list; give one or more values out of: {domains.describe(domain)}")
+    if len(options) > MOST_OPTIONS:
+        raise NarrowingError(path, f"lists {len(options)} values, at most {MOST_OPTIONS} are searched; write a range")
     kept: list[Scalar] = []
-    for option in options:
+    for item, option in enumerate(options):
         value = _as_member(domain, option)
         if value is None:
-            raise NarrowingError(path, f"takes {domains.describe(domain)}; got {option!r}")
+            raise NarrowingError(path, f"takes {domains.describe(domain)}; got {option!r}", item)
         if any(domains.same(value, other) for other in kept):
-            raise NarrowingError(path, f"lists {option!r} twice; keep one")
+            raise NarrowingError(path, f"lists {option!r} twice; keep one", item)
         kept.append(value)
     default = domain.default if any(domains.same(domain.default, value) for value in kept) else kept[0]
     return Choice(options=tuple(kept), default=default, help=domain.help)
@@ -320,7 +326,7 @@ def _narrow_range(domain: Domain, spec: Mapping[str, Any], path: str) -> Domain:
     assert isinstance(high, int | float)
     if low > high:
         raise NarrowingError(path, f"has low {low} above high {high}; swap them")
-    log = spec.get("log", domain.log)
+    log = spec.get("log", domain.log and "step" not in spec)
     if not isinstance(log, bool):
         raise NarrowingError(join(path, "log"), f"takes true or false; got {log!r}")
     if log and low <= 0:
@@ -329,7 +335,7 @@ def _narrow_range(domain: Domain, spec: Mapping[str, Any], path: str) -> Domain:
 
 
 def _stepped(domain: IntRange | FloatRange, low: float, high: float, log: bool, step: Any, path: str) -> Domain:
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int | float) or step <= 0):
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step < math.inf):
         raise NarrowingError(join(path, "step"), f"takes a number above zero; got {step!r}")
     if step is not None and log:
         raise NarrowingError(path, "has both log and step; keep one")
@@ -345,8 +351,13 @@ def _stepped(domain: IntRange | FloatRange, low: float, high: float, log: bool, 
         return IntRange(low=int(low), high=int(top), default=int(default), step=step, log=log, help=domain.help)
     if step is None:
         return FloatRange(low=low, high=high, default=middle, log=log, help=domain.help)
+    if (high - low) / step >= MOST_OPTIONS:
+        raise NarrowingError(
+            join(path, "step"),
+            f"makes more than {MOST_OPTIONS} values of {low} to {high}; got {step!r}, take a larger step",
+        )
     count = int((high - low) / step + 1e-9) + 1
-    options = tuple(round(low + i * step, 12) for i in range(count))
+    options = tuple(dict.fromkeys(min(max(round(low + i * step, 12), low), high) for i in range(count)))
     return Choice(options=options, default=min(options, key=lambda value: abs(value - middle)), help=domain.help)
 
 

@@ -43,7 +43,9 @@ def _node(stored: Mapping[str, Any]) -> Node:
 def described(node: Node, path: str = "") -> dict[str, str]:
     """{path: what can be drawn there, in the words of a file}; a family's path lists its variants."""
     if isinstance(node, Space):
-        return {p: text for name, child in node.fields.items() for p, text in described(child, join(path, name)).items()}
+        return {
+            p: text for name, child in node.fields.items() for p, text in described(child, join(path, name)).items()
+        }
     if isinstance(node, OneOf):
         below = {
             p: text for kind, child in node.variants.items() for p, text in described(child, join(path, kind)).items()

@@ -34,6 +34,7 @@ _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([A-Za-z]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 MOST = 10**15
+MOST_ENTRIES = 1000
 
 
 def count(low: int = 1, high: int = MOST) -> Parser:
@@ -133,7 +134,10 @@ def many(parse: Parser) -> Parser:
 
     def parse_all(value: Any) -> tuple[Any, ...]:
         kept: list[Any] = []
-        for item, entry in enumerate(value if isinstance(value, list) else [value]):
+        entries = value if isinstance(value, list) else [value]
+        if len(entries) > MOST_ENTRIES:
+            raise ValueError(f"has {len(entries)} entries; at most {MOST_ENTRIES} are read")
+        for item, entry in enumerate(entries):
             try:
                 parsed = parse(entry)
             except ValueError as error:

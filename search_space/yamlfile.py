@@ -33,14 +33,14 @@ _RESOLVERS: tuple[tuple[str, str, list[str | None]], ...] = (
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[Any, Any] = {}
-
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         if self.depth > MOST_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"is nested deeper than {MOST_DEPTH}", problem_mark=self.peek_event().start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"is nested deeper than {MOST_DEPTH}", problem_mark=self.peek_event().start_mark
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -49,11 +49,10 @@ class _Loader(yaml.SafeLoader):
 class Dumper(yaml.SafeDumper):
     """Writes what `parse` reads back unchanged."""
 
-    yaml_implicit_resolvers: dict[Any, Any] = {}
 
-
-for _tag, _pattern, _first in _RESOLVERS:
-    for _class in (_Loader, Dumper):
+for _class in (_Loader, Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag, _pattern, _first in _RESOLVERS:
         _class.add_implicit_resolver(_tag, re.compile(_pattern), _first)
 Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
 
@@ -143,7 +142,9 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         character = f"U+{ord(text[error.position]):04X}" if error.position < len(text) else "a character"
-        raise fault(file, line, f"holds the control character {character}; remove it, the file is plain text") from error
+        raise fault(
+            file, line, f"holds the control character {character}; remove it, the file is plain text"
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0

@@ -1,0 +1,231 @@
+"""Reads an experiment: the text, its overrides, each section, then the rules across sections."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from search_space import rules, settings, values, yamlfile
+from search_space.errors import ExperimentError, Faults
+from search_space.overrides import Source, apply, parse_override
+from search_space.section import Section
+from search_space.settings import Contrast, EngineSpec, FinalSpec, FreeSize, Limits, PrunerSpec, SearchSpec, SizeTarget
+from search_space.space import Space, unknown
+from search_space.spacefile import read_change, read_point, read_space
+from search_space.taskspec import read_task
+
+FullSpace = Callable[[tuple[str, ...]], Space]
+
+SECTIONS = (
+    "name",
+    "description",
+    "task",
+    "budget",
+    "objectives",
+    "search",
+    "engine",
+    "final",
+    "baseline",
+    "limits",
+    "blocks",
+    "max_hours",
+    "max_tokens",
+)
+"""Top-level keys beside those of the space (model, optimizer, ...)."""
+
+
+def read_experiment(
+    source: Path | str, *, full_space: FullSpace, tasks: Mapping[str, type], overrides: Sequence[str], name: str
+) -> dict[str, Any]:
+    """The fields of an Experiment; ExperimentError lists every independent fault."""
+    text = yamlfile.read_text(source) if isinstance(source, Path) else source
+    document = yamlfile.parse(text, str(source) if isinstance(source, Path) else "experiment")
+    changes = [parse_override(override) for override in overrides]
+    origin = Source(document, changes)
+    faults = Faults(origin)
+    if not isinstance(document.data, dict):
+        faults.add("", f"holds {document.data!r} at the top; write a mapping that begins with `task:` or `model:`")
+        faults.raise_any()
+    full = _full_space(faults, document.data.get("blocks"), full_space)
+    for change in changes:
+        apply(document.data, change, full)
+    top = Section(faults, "", document.data, (*SECTIONS, *full.fields))
+    stem = source.stem if isinstance(source, Path) else ""
+    fields = _read_all(top, full, tasks)
+    fields["name"] = _name(top, name, stem)
+    rules.check(faults, fields)
+    faults.raise_any()
+    return {**fields, "text": text, "overrides": tuple(overrides)}
+
+
+def _full_space(faults: Faults, blocks: Any, full_space: FullSpace) -> Space:
+    """The space with the user's own blocks; without them, and with a fault recorded, where they cannot be had."""
+    modules = Section(faults, "", {"blocks": blocks}, ("blocks",)).take("blocks", values.many(values.module), ())
+    try:
+        return full_space(modules)
+    except (ImportError, SyntaxError, ValueError, TypeError, NameError, AttributeError, AssertionError) as error:
+        if not modules:
+            raise
+        words = f"{type(error).__name__}: {error}"
+        faults.add("blocks", f"cannot be imported ({words}); correct the module or put its folder on PYTHONPATH")
+    return full_space(())
+
+
+def _name(top: Section, given: str, stem: str) -> str:
+    if given:
+        try:
+            return str(values.name(given))
+        except ValueError as error:
+            top.faults.add("name", str(error))
+    return (
+        top.need("name", values.name, "", "name the search") if not stem else top.take("name", values.name, _stem(stem))
+    )
+
+
+def _stem(stem: str) -> str:
+    """The file's own name as a search name."""
+    kept = "".join(character if character.isascii() and character.isalnum() else "_" for character in stem)
+    return f"{kept}"[:64].strip("_") or "experiment"
+
+
+def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str, Any]:
+    faults = top.faults
+    if top.has("task"):
+        task = read_task(faults, top.data["task"], tasks)
+    else:
+        task = {}
+        faults.add("task", f"is missing; write `task:` with one of {', '.join(tasks)}")
+    size, spec = _size(top, full)
+    if isinstance(size, SizeTarget):
+        full = without_width(full)
+    search, budget_grace = _search(top)
+    fields: dict[str, Any] = {
+        "description": top.take("description", values.text, ""),
+        "space": read_space(faults, full, spec),
+        "full": full,
+        "size": size,
+        "limits": _limits(top),
+        "task": task,
+        "objectives": top.take("objectives", values.many(values.one_of("objective", settings.OBJECTIVES)), ("loss",)),
+        "engine": _engine(top),
+        "baseline": read_point(faults, full, "baseline", top.data["baseline"]) if top.has("baseline") else {},
+        "final": _final(top, full),
+        "blocks": top.take("blocks", values.many(values.module), ()),
+        "max_hours": top.take("max_hours", values.real(above=True), math.inf),
+        "max_tokens": top.take("max_tokens", values.count(), math.inf),
+    }
+    budget, pruner = rules.read_budget(top, fields["task"], search.pruner, budget_grace)
+    return {**fields, "budget": budget, "search": _with_pruner(search, pruner)}
+
+
+def _with_pruner(search: SearchSpec, pruner: PrunerSpec) -> SearchSpec:
+    return SearchSpec(
+        sampler=search.sampler, pruner=pruner, trials=search.trials, seed=search.seed, population=search.population
+    )
+
+
+def without_width(full: Space) -> Space:
+    """The space without d_model, which a size target solves for."""
+    model = full.fields["model"]
+    assert isinstance(model, Space)
+    kept = {name: node for name, node in model.fields.items() if name != "d_model"}
+    return Space(fields={**full.fields, "model": Space(fields=kept, help=model.help)}, help=full.help)
+
+
+def _size(top: Section, full: Space) -> tuple[settings.Size, dict[str, Any]]:
+    """The size target, and what the file says about the space without it."""
+    spec = {key: top.data[key] for key in full.fields if top.data.get(key) is not None}
+    model = spec.get("model")
+    if not isinstance(model, Mapping) or "size" not in model:
+        return FreeSize(), spec
+    rest = {key: value for key, value in model.items() if key != "size"}
+    spec["model"] = rest
+    section = Section(top.faults, "model.size", model["size"], settings.MEASURES)
+    if len(section.data) != 1:
+        if top.faults.clean("model.size"):
+            top.faults.add("model.size", f"takes exactly one of {', '.join(settings.MEASURES)}; got {model['size']!r}")
+        return FreeSize(), _without_width(rest, spec)
+    if "d_model" in rest:
+        top.faults.add("model.d_model", "is given together with model.size, which solves for it; keep one of the two")
+    targets = {name: section.take(name, values.count(low=1000), 0) for name in section.data}
+    ((measure, value),) = targets.items()
+    spec = _without_width(rest, spec)
+    return (SizeTarget(measure=measure, value=float(value)) if value else FreeSize()), spec
+
+
+def _without_width(model: Mapping[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    return {**spec, "model": {key: value for key, value in model.items() if key != "d_model"}}
+
+
+def _limits(top: Section) -> Limits:
+    names = ("max_params", "max_flops_per_token", "max_state_bytes")
+    section = top.section("limits", names)
+    return Limits(**{name: float(section.take(name, values.count(), 0)) or math.inf for name in names})
+
+
+def _engine(top: Section) -> EngineSpec:
+    default = EngineSpec()
+    section = top.section("engine", ("jobs", "device", "dtype", "threads", "deterministic"))
+    return EngineSpec(
+        jobs=section.take("jobs", values.count(high=4096), default.jobs),
+        device=section.take("device", values.one_of("device", settings.DEVICES), default.device),
+        dtype=section.take("dtype", values.one_of("dtype", settings.DTYPES), default.dtype),
+        threads=section.take("threads", values.count(high=1024), default.threads),
+        deterministic=section.take("deterministic", values.flag, default.deterministic),
+    )
+
+
+def _search(top: Section) -> tuple[SearchSpec, int]:
+    """How points are proposed, and the pruner's grace as the file gives it (0: it does not)."""
+    default = SearchSpec()
+    section = top.section("search", ("sampler", "pruner", "trials", "seed", "population"))
+    pruner = _pruner(section)
+    search = SearchSpec(
+        sampler=section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler),
+        pruner=pruner,
+        trials=section.take("trials", values.count(high=10**6), default.trials),
+        seed=section.take("seed", values.count(low=0, high=2**31 - 1), default.seed),
+        population=section.take("population", values.count(low=2, high=10**5), default.population),
+    )
+    return search, pruner.grace_tokens
+
+
+def _pruner(search: Section) -> PrunerSpec:
+    given = search.data.get("pruner", "none")
+    picked = {given: None} if isinstance(given, str) else given
+    path = "search.pruner"
+    if not isinstance(picked, Mapping) or len(picked) != 1:
+        search.faults.add(path, f"takes one of {', '.join(settings.PRUNERS)}; got {given!r}")
+        return PrunerSpec()
+    ((kind, spec),) = picked.items()
+    if kind not in settings.PRUNERS:
+        search.faults.add(f"{path}.{kind}", unknown("pruner", kind, settings.PRUNERS))
+        return PrunerSpec()
+    known = {"none": (), "median": ("grace_tokens",), "asha": ("grace_tokens", "factor")}[kind]
+    section = Section(search.faults, f"{path}.{kind}", spec, known)
+    return PrunerSpec(
+        kind=kind,
+        grace_tokens=section.take("grace_tokens", values.count(), 0),
+        factor=section.take("factor", values.count(low=2, high=100), PrunerSpec().factor),
+    )
+
+
+def _final(top: Section, full: Space) -> FinalSpec:
+    section = top.section("final", ("seeds", "contrasts"))
+    seeds = section.take("seeds", values.count(low=2, high=1000), FinalSpec().seeds)
+    given = section.data.get("contrasts")
+    if given is not None and not isinstance(given, Mapping):
+        section.faults.add("final.contrasts", f"takes a mapping {{name: {{path: value}}}}; got {given!r}")
+        given = None
+    contrasts: list[Contrast] = []
+    for name, change in (given or {}).items():
+        path = f"final.contrasts.{name}"
+        try:
+            values.name(name)
+        except ValueError as error:
+            section.faults.add(path, str(error))
+        contrasts.append(Contrast(name=name, change=read_change(section.faults, full, path, change or {})))
+    return FinalSpec(seeds=seeds, contrasts=tuple(contrasts))
+
+
+__all__ = ["ExperimentError", "read_experiment", "without_width"]
