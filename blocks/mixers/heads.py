@@ -1,5 +1,6 @@
 """What the attention mixers share: their fields, the norm of queries and keys, and the module."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ class ScaledUnitNorm(nn.Module):
 
     def __init__(self, heads: int, length: int) -> None:
         super().__init__()
-        start = torch.tensor(float(max(length * length - length, 2))).log2().item()
+        start = math.log2(max(length * length - length, 2))
         self.temperature = mark(nn.Parameter(torch.full((heads,), start)), Role.SCALAR)
 
     def forward(self, x: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T H K"]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from search_space.errors import UserError
 from search_space.space import unknown
 
 Run = TypeVar("Run")
@@ -36,7 +37,7 @@ class Chosen(Generic[Run]):
         return f"{self.name} ({others})" if others else self.name
 
 
-class BackendError(ValueError):
+class BackendError(UserError):
     """A backend that was asked for by name cannot do what is needed."""
 
 

@@ -1,0 +1,69 @@
+"""Softmax attention over the last tokens only."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from blocks.families import AbstractMixer, Dims, HeadShape, Hook, InfeasibleArchitecture, MixerModule
+from blocks.mixers import heads
+from blocks.mixers.softmax import Softmax
+from blocks.registry import register
+from search_space.domains import choice
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow(AbstractMixer):
+    """Every token attends by softmax to the last `window` tokens, itself included; decoding keeps no more."""
+
+    kind: ClassVar[str] = "sliding_window"
+    paper: ClassVar[str] = (
+        "Longformer: The Long-Document Transformer, Beltagy et al. 2020, arXiv:2004.05150; Mistral 7B, Jiang et al. "
+        "2023, arXiv:2310.06825"
+    )
+    offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+
+    kv_heads: int = heads.kv_heads_field()
+    queries_per_kv: int = heads.queries_per_kv_field()
+    head_dim: int = heads.head_dim_field()
+    window: int = choice(
+        8, 16, 32, 64, 128, 256, 512, default=32, help="keys each query sees, itself included; L layers reach L(W-1)+1"
+    )
+    qk_norm: str = heads.qk_norm_field()
+    attention_dropout: float = heads.attention_dropout_field()
+    entropy_weight: float = heads.entropy_weight_field()
+
+    def build(self, dims: Dims) -> MixerModule:
+        return heads.AttentionModule(
+            d_model=dims.d_model,
+            shape=self.head_shape(),
+            window=self.window,
+            qk_norm=self.qk_norm,
+            train_len=dims.train_len,
+            attention_dropout=self.attention_dropout,
+            entropy_weight=self.entropy_weight,
+        )
+
+    def head_shape(self) -> HeadShape:
+        return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
+        keys = heads.mean_visible(length, self.window) if causal else min(self.window, length)
+        return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
+
+    def canonical(self, dims: Dims) -> AbstractMixer:
+        if self.window < dims.max_len:
+            return self
+        return Softmax(
+            kv_heads=self.kv_heads,
+            queries_per_kv=self.queries_per_kv,
+            head_dim=self.head_dim,
+            qk_norm=self.qk_norm,
+            attention_dropout=self.attention_dropout,
+            entropy_weight=self.entropy_weight,
+        )
+
+    def check(self, dims: Dims) -> None:
+        if self.window < 1:
+            raise InfeasibleArchitecture(
+                f"model.mixer.sliding_window.window must be at least 1, the token itself; got {self.window}; raise it"
+            )

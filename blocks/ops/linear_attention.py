@@ -1,0 +1,137 @@
+"""Causal linear attention: one function in a quadratic, a chunked and a recurrent form.
+
+With features q, k (rotated, where positions rotate) and plain features a, b (never rotated), all of width K:
+y_t = (q_t . sum_{j<=t} k_j v_j^T) / (a_t . sum_{j<=t} b_j). A denominator that is empty, at most EMPTY, gives zero.
+All is computed in float32 or wider, whatever the input.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from blocks.ops.backends import Backend, Chosen, choose
+
+EMPTY = 1e-12
+CHUNK = 64
+
+Sums = tuple[Float[Tensor, "B H K V"], Float[Tensor, "B H K"]]
+"""Everything decoding keeps: the sums of k v^T and of b."""
+
+
+def empty_sums(batch: int, heads: int, key_dim: int, value_dim: int, device: torch.device, dtype: torch.dtype) -> Sums:
+    """The sums before the first token."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return (
+        torch.zeros(batch, heads, key_dim, value_dim, device=device, dtype=wide),
+        torch.zeros(batch, heads, key_dim, device=device, dtype=wide),
+    )
+
+
+def quadratic(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+) -> Float[Tensor, "B T H V"]:
+    """The definition: every visible pair is formed."""
+    with torch.autocast(v.device.type, enabled=False):
+        q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        products = einsum(q, k, "B T H K, B S H K -> B H T S").tril()
+        weights = einsum(plain_q, plain_k, "B T H K, B S H K -> B H T S").tril()
+        total = einsum(products, values, "B H T S, B S H V -> B T H V")
+        return _divide(total, rearrange(weights.sum(-1), "B H T -> B T H")).to(v.dtype)
+
+
+def chunked(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+    sums: Sums,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, "B T H V"], Sums]:
+    """Pairs within chunks, sums across them; any length, and the sums after the last token."""
+    n_tokens = q.shape[1]
+    chunk = min(chunk, n_tokens)
+    with torch.autocast(v.device.type, enabled=False):
+        q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        sum_b = plain_k.cumsum(1) + sums[1][:, None]
+        weight = einsum(plain_q, sum_b, "B T H K, B T H K -> B T H")
+        missing = -n_tokens % chunk
+        q, k, values = (
+            rearrange(F.pad(x, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> B N H C K", C=chunk) for x in (q, k, values)
+        )
+        added = einsum(k, values, "B N H C K, B N H C V -> B N H K V").cumsum(1) + sums[0][:, None]
+        before = torch.cat([sums[0][:, None], added[:, :-1]], dim=1)
+        within = einsum(q, k, "B N H C K, B N H S K -> B N H C S").tril()
+        total = einsum(within, values, "B N H C S, B N H S V -> B N H C V")
+        total = total + einsum(q, before, "B N H C K, B N H K V -> B N H C V")
+        total = rearrange(total, "B N H C V -> B (N C) H V")[:, :n_tokens]
+        return _divide(total, weight).to(v.dtype), (added[:, -1], sum_b[:, -1])
+
+
+def recurrent(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+    sums: Sums,
+) -> tuple[Float[Tensor, "B T H V"], Sums]:
+    """Token by token, as decoding does it."""
+    rows = []
+    with torch.autocast(v.device.type, enabled=False):
+        q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        sum_kv, sum_b = sums
+        for t in range(q.shape[1]):
+            sum_kv = sum_kv + einsum(k[:, t], values[:, t], "B H K, B H V -> B H K V")
+            sum_b = sum_b + plain_k[:, t]
+            total = einsum(q[:, t], sum_kv, "B H K, B H K V -> B H V")
+            rows.append(_divide(total, einsum(plain_q[:, t], sum_b, "B H K, B H K -> B H")))
+        return torch.stack(rows, dim=1).to(v.dtype), (sum_kv, sum_b)
+
+
+def _divide(total: Float[Tensor, "*A V"], weight: Float[Tensor, "*A"]) -> Float[Tensor, "*A V"]:
+    filled = weight > EMPTY
+    return torch.where(filled[..., None], total / torch.where(filled, weight, 1.0)[..., None], 0.0)
+
+
+def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
+
+
+LinearOp = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearNeeds:
+    """What a block asks of linear attention: nothing beyond its output."""
+
+
+def _chunked_from_nothing(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+) -> Float[Tensor, "B T H V"]:
+    sums = empty_sums(q.shape[0], q.shape[2], q.shape[3], v.shape[3], v.device, v.dtype)
+    return chunked(q, k, v, plain_q, plain_k, sums)[0]
+
+
+_BACKENDS: tuple[Backend[LinearOp, LinearNeeds], ...] = (
+    Backend(name="chunked", run=_chunked_from_nothing, refuses=lambda needs: ""),
+    Backend(name="quadratic", run=quadratic, refuses=lambda needs: ""),
+)
+
+
+def choose_linear_attention(needs: LinearNeeds, named: str = "auto") -> Chosen[LinearOp]:
+    """The backend for whole sequences; a named one is used or refused, never replaced."""
+    return choose("linear attention", _BACKENDS, needs, named)

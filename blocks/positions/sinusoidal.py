@@ -1,0 +1,42 @@
+"""Fixed sinusoids added to the embedding."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from blocks.families import AbstractPosition, Dims, HeadShape, Hook, PositionModule
+from blocks.ops.rotation import angles
+from blocks.registry import register
+
+BASE = 10000.0
+
+
+def sinusoids(start: int, n_rows: int, d_model: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "T D"]:
+    """Row p holds sin and cos of p / 10000^(2i/D) in channels 2i and 2i + 1."""
+    angle = angles(start, n_rows, d_model, BASE, device, dtype)[:, 0]
+    return rearrange(torch.stack([angle.sin(), angle.cos()], dim=-1), "T P two -> T (P two)")
+
+
+class SinusoidalModule(PositionModule):
+    """Adds the sinusoids; positions count from the first column, padding included."""
+
+    def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x + sinusoids(start, x.shape[1], x.shape[2], x.device, wide).to(x.dtype)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal(AbstractPosition):
+    """Sines and cosines of the position, added to the token embedding; no parameters, any length."""
+
+    kind: ClassVar[str] = "sinusoidal"
+    paper: ClassVar[str] = "Attention Is All You Need, section 3.5, Vaswani et al. 2017, arXiv:1706.03762"
+    needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+
+    def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
+        return SinusoidalModule()
