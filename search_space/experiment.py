@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from search_space.candidate_file import write_candidate
-from search_space.canon import flatten
 from search_space.domains import Scalar
 from search_space.errors import ExperimentError, Problem
 from search_space.points import changed
@@ -26,8 +25,8 @@ from search_space.settings import (
     Size,
     SizeTarget,
 )
-from search_space.space import Space, unknown
-from search_space.stored import described, space_from_plain, space_to_plain
+from search_space.space import Space, join, unknown
+from search_space.stored import described, space_from_plain, space_to_plain, words
 
 __all__ = [
     "Contrast",
@@ -89,7 +88,7 @@ class Experiment:
 
     def changed(self, point: Mapping[str, Scalar], contrast: Contrast) -> dict[str, Scalar]:
         """The point with the contrast's change applied; equal to the point where the change changes nothing."""
-        return changed(self.full, point, contrast.change)
+        return changed(self.full, self.space, point, contrast.change)
 
     def identity(self) -> dict[str, Any]:
         """What may not change under one name: all but how long, how wide and how it is described."""
@@ -173,19 +172,18 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _leaves(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Each leaf as the words a reader of the file would use."""
-    rest = {key: value for key, value in identity.items() if key != "space"}
-    words = {path: f"{value}" for path, value in flatten(_listed(rest)).items()}
-    return {**identity.get("space", {}), **words}
+    """Each leaf as the words a reader of the file would use, by dotted path."""
+    leaves: dict[str, str] = dict(identity.get("space", {}))
 
+    def visit(path: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, child in value.items():
+                visit(join(path, key), child)
+        else:
+            leaves[path] = words(value)
 
-def _listed(value: Any) -> Any:
-    """The nested mapping with lists as text and dotted keys as they are."""
-    if isinstance(value, Mapping) and not value:
-        return "nothing"
-    if isinstance(value, Mapping):
-        return {key.replace(".", "/"): _listed(child) for key, child in value.items()}
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
+    visit("", {key: value for key, value in identity.items() if key != "space"})
+    return leaves
 
 
 def read(

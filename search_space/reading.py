@@ -46,7 +46,7 @@ def read_experiment(
     if not isinstance(document.data, dict):
         faults.add("", f"holds {document.data!r} at the top; write a mapping that begins with `task:` or `model:`")
         faults.raise_any()
-    full = _full_space(faults, document.data.get("blocks"), full_space)
+    full = _full_space(faults, document.data, full_space)
     for change in changes:
         apply(document.data, change, full)
     top = Section(faults, "", document.data, (*SECTIONS, *full.fields))
@@ -58,9 +58,9 @@ def read_experiment(
     return {**fields, "text": text, "overrides": tuple(overrides)}
 
 
-def _full_space(faults: Faults, blocks: Any, full_space: FullSpace) -> Space:
+def _full_space(faults: Faults, data: Mapping[str, Any], full_space: FullSpace) -> Space:
     """The space with the user's own blocks; without them, and with a fault recorded, where they cannot be had."""
-    modules = Section(faults, "", {"blocks": blocks}, ("blocks",)).take("blocks", values.many(values.module), ())
+    modules = Section(faults, "", data, data).take("blocks", values.many(values.module), ())
     try:
         return full_space(modules)
     except (ImportError, SyntaxError, ValueError, TypeError, NameError, AttributeError, AssertionError) as error:
@@ -84,8 +84,10 @@ def _name(top: Section, given: str, stem: str) -> str:
 
 def _stem(stem: str) -> str:
     """The file's own name as a search name."""
-    kept = "".join(character if character.isascii() and character.isalnum() else "_" for character in stem)
-    return f"{kept}"[:64].strip("_") or "experiment"
+    kept = "".join(
+        character if character.isascii() and (character.isalnum() or character == "-") else "_" for character in stem
+    )
+    return kept[:64].strip("_-") or "experiment"
 
 
 def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str, Any]:
@@ -99,16 +101,17 @@ def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str,
     if isinstance(size, SizeTarget):
         full = without_width(full)
     search, budget_grace = _search(top)
+    space = read_space(faults, full, spec)
     fields: dict[str, Any] = {
         "description": top.take("description", values.text, ""),
-        "space": read_space(faults, full, spec),
+        "space": space,
         "full": full,
         "size": size,
         "limits": _limits(top),
         "task": task,
         "objectives": top.take("objectives", values.many(values.one_of("objective", settings.OBJECTIVES)), ("loss",)),
         "engine": _engine(top),
-        "baseline": read_point(faults, full, "baseline", top.data["baseline"]) if top.has("baseline") else {},
+        "baseline": read_point(faults, full, space, top.data["baseline"]) if top.has("baseline") else {},
         "final": _final(top, full),
         "blocks": top.take("blocks", values.many(values.module), ()),
         "max_hours": top.take("max_hours", values.real(above=True), math.inf),

@@ -203,7 +203,11 @@ def _check_contrasts(faults: Faults, fields: Mapping[str, Any]) -> None:
     points = [random_point(space, rng) for _ in range(SAMPLED_POINTS if fields["final"].contrasts else 0)]
     for contrast in fields["final"].contrasts:
         path = f"final.contrasts.{contrast.name}"
-        if contrast.change and faults.clean(path) and all(changed(full, p, contrast.change) == p for p in points):
+        if (
+            contrast.change
+            and faults.clean(path)
+            and all(changed(full, space, p, contrast.change) == p for p in points)
+        ):
             sought = ", ".join(f"{key}={value!r}" for key, value in contrast.change.items())
             faults.add(
                 path,

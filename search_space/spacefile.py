@@ -7,7 +7,8 @@ from typing import Any
 from search_space import domains
 from search_space.domains import Domain, Scalar
 from search_space.errors import Faults
-from search_space.space import NarrowingError, OneOf, Space, join, narrow, unknown, walk
+from search_space.points import changed
+from search_space.space import NarrowingError, OneOf, Space, join, narrow, unknown
 
 RANGE_KEYS = ("low", "high", "log", "step")
 
@@ -49,19 +50,22 @@ def _remove(node: Any, parts: list[str], item: int | None) -> bool:
     return False
 
 
-def read_point(faults: Faults, full: Space, path: str, spec: Any) -> dict[str, Scalar]:
-    """One point of the full space: what the file names, declared defaults elsewhere; empty when there is a fault."""
+def read_point(faults: Faults, full: Space, space: Space, spec: Any) -> dict[str, Scalar]:
+    """The baseline, a point of the full space; empty when there is a fault.
+
+    What it does not name takes the declared default, or what the file fixes where that excludes the default.
+    """
+    path = "baseline"
     if not isinstance(spec, Mapping) or not spec:
         faults.add(path, f"takes a mapping with keys out of: {', '.join(full.fields)}; got {spec!r}")
         return {}
     forced = read_change(faults, full, path, spec)
     if not faults.clean(path):
         return {}
-
-    def ask(path: str, domain: Domain) -> Scalar:
-        return forced.get(path, domain.default)
-
-    return walk(full, ask)
+    point = changed(full, space, {}, forced)
+    for unused in forced.keys() - point.keys():
+        faults.add(path, f"sets {unused}, but names another variant there; name the variant that has this field")
+    return point
 
 
 def read_change(faults: Faults, full: Space, path: str, spec: Any) -> dict[str, Scalar]:

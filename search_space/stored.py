@@ -51,4 +51,20 @@ def described(node: Node, path: str = "") -> dict[str, str]:
             p: text for kind, child in node.variants.items() for p, text in described(child, join(path, kind)).items()
         }
         return {path: ", ".join(sorted(node.variants)), **below}
-    return {path: domains.describe(node)}
+    return {path: domain_words(node)}
+
+
+def domain_words(domain: Domain) -> str:
+    """What a domain holds, in the words of a file."""
+    if isinstance(domain, Choice):
+        return " or ".join(words(option) for option in domain.options)
+    return domains.describe(domain)
+
+
+def words(value: Any) -> str:
+    """A plain value in the words of a file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(words, value)) or "nothing"
+    return "nothing" if value in ({}, "") else str(value)
