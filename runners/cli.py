@@ -20,7 +20,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="assay", description="Search transformer architectures; know which choice wins, and how sure.")
+    parser = _Parser(
+        prog="assay", description="Search transformer architectures; know which choice wins, and how sure."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(name: str, help: str, module: str = "") -> argparse.ArgumentParser:
@@ -47,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--name", default="", help="name of the search; default: the name in the file")
     search.add_argument("--study", default="", help="study storage: sqlite:///FILE or postgresql://...")
     search.add_argument("--data", default="", help="folder or file to read the task's data from")
-    search.add_argument("--extend", action="store_true", help="go on under an edited file; old trials inform the sampler")
+    search.add_argument(
+        "--extend", action="store_true", help="go on under an edited file; old trials inform the sampler"
+    )
     search.add_argument("--no-report", action="store_true", help="leave the report out at the end")
     _overrides(search)
 
@@ -126,10 +130,10 @@ def _positive(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    from search_space.yamlfile import count
+    from search_space.values import count
 
     try:
-        return count(text)
+        return int(count()(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -48,7 +48,12 @@ def _row(config: type) -> dict[str, Any]:
 
 def _field(node: domains.Domain | OneOf | Space) -> dict[str, Any]:
     if isinstance(node, OneOf):
-        return {"domain": f"one of {', '.join(node.variants)}", "default": node.default, "opt_in": node.opt_in, "help": node.help}
+        return {
+            "domain": f"one of {', '.join(node.variants)}",
+            "default": node.default,
+            "opt_in": node.opt_in,
+            "help": node.help,
+        }
     assert not isinstance(node, Space), "no block config nests another config"
     return {"domain": domains.describe(node), "default": node.default, "opt_in": node.opt_in, "help": node.help}
 
