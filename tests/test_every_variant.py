@@ -1,0 +1,277 @@
+"""What every registered block must do, checked over the registry: a new variant is tested unasked.
+
+Cases: every variant of every family, every legal mixer x position pair, and every option of every field.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks import cost, registry
+from blocks.families import AbstractMixer, AbstractPosition, Context, Hook, InfeasibleArchitecture
+from blocks.model import DecoderLM, ModelConfig
+from search_space import domains
+from search_space.space import OneOf, Space, derive
+
+Changes = dict[str, domains.Scalar]
+Make = Callable[..., ModelConfig]
+
+FAMILIES = {
+    field.name: field.metadata["family"] for field in dataclasses.fields(ModelConfig) if "family" in field.metadata
+}
+MIXERS = registry.variants(AbstractMixer)
+POSITIONS = registry.variants(AbstractPosition)
+LENGTH = 37
+
+
+def fits(mixer: type, position: type) -> bool:
+    return position.needs <= mixer.offers | {Hook.EMBEDDING}
+
+
+def pairs(legal: bool) -> list[Changes]:
+    return [
+        {"mixer.kind": mixer, "position.kind": position}
+        for (mixer, m), (position, p) in itertools.product(MIXERS.items(), POSITIONS.items())
+        if fits(m, p) == legal
+    ]
+
+
+def a_position_for(mixer: str) -> str:
+    """The richest position scheme the mixer can be built with."""
+    return max((p for p in POSITIONS if fits(MIXERS[mixer], POSITIONS[p])), key=lambda p: (len(POSITIONS[p].needs), p))
+
+
+def with_position(changes: Changes) -> Changes:
+    mixer = str(changes.get("mixer.kind", "softmax"))
+    return changes if "position.kind" in changes else {**changes, "position.kind": a_position_for(mixer)}
+
+
+def variants() -> Iterator[Changes]:
+    for name, family in FAMILIES.items():
+        if name not in ("mixer", "position"):
+            for kind in registry.variants(family):
+                yield {f"{name}.kind": kind}
+
+
+def some_values(domain: domains.Domain) -> tuple[domains.Scalar, ...]:
+    if isinstance(domain, domains.Choice):
+        return domain.options
+    if isinstance(domain, domains.IntRange):
+        return (domain.low, domain.high)
+    return (domain.low, (domain.low + domain.high) / 2 or domain.high / 2, domain.high)
+
+
+def options() -> Iterator[Changes]:
+    """Every field of every variant at every option (or both ends of a range) but its default."""
+    sizing = {"expansion"}
+    for name, family in FAMILIES.items():
+        for kind, config in registry.variants(family).items():
+            for field, node in derive(config, registry.variants).fields.items():
+                if field in sizing or isinstance(node, Space):
+                    continue
+                path = f"{name}.{kind}.{field}"
+                if isinstance(node, OneOf):
+                    yield from ({f"{name}.kind": kind, f"{path}.kind": other} for other in node.variants)
+                    continue
+                for value in some_values(node):
+                    if not domains.same(value, node.default):
+                        yield {f"{name}.kind": kind, path: value}
+
+
+def label(changes: Changes) -> str:
+    return ",".join(f"{path.removesuffix('.kind')}={value}" for path, value in changes.items())
+
+
+PAIRS = pairs(legal=True)
+BUILT = [*PAIRS, *variants()]
+OPTIONS = [changes if next(iter(changes)) in ("position.kind",) else with_position(changes) for changes in options()]
+cases = pytest.mark.parametrize("changes", BUILT, ids=label)
+option_cases = pytest.mark.parametrize("changes", OPTIONS, ids=label)
+
+
+def tokens_for(config: ModelConfig, batch: int = 2, length: int = LENGTH, seed: int = 0) -> Tensor:
+    return torch.randint(config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: DecoderLM, tokens: Tensor, live: Tensor | None = None) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(tokens, live)[0]
+
+
+@pytest.mark.parametrize("changes", [*BUILT, *OPTIONS], ids=label)
+def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    model = config.build(seed=1)
+    y, auxiliary = model(tokens_for(config))
+    assert y.shape == (2, LENGTH, config.vocab_size)
+    assert auxiliary.shape == ()
+    assert y.isfinite().all()
+    assert y.abs().max() > 0
+    (torch.nn.functional.cross_entropy(y.flatten(0, 1), tokens_for(config, seed=1).flatten()) + auxiliary).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} gets no gradient"
+        assert parameter.grad.isfinite().all(), f"{name} gets a gradient that is not finite"
+        assert parameter.grad.abs().max() > 0, f"{name} gets a gradient of zero"
+    plain = registry.encode(config)
+    assert registry.decode(ModelConfig, plain) == config
+    assert registry.config_id(registry.decode(ModelConfig, plain)) == registry.config_id(config)
+    on_meta = sum(parameter.numel() for parameter in config.build(seed=1, device="meta").parameters())
+    real = sum(parameter.numel() for parameter in model.parameters())
+    assert cost.count_parameters(config).total == on_meta == real
+
+
+@cases
+@pytest.mark.parametrize("length", [1, 2, LENGTH])
+def test_future_tokens_do_not_change_the_past(small: Make, changes: Changes, length: int) -> None:
+    config = small(changes)
+    model = config.build(seed=1)
+    tokens = tokens_for(config, length=length)
+    before = logits(model, tokens)
+    for changed in sorted({0, length // 2, length - 1}):
+        other = tokens.clone()
+        other[:, changed] = (other[:, changed] + 1) % config.vocab_size
+        after = logits(model, other)
+        torch.testing.assert_close(after[:, :changed], before[:, :changed], rtol=0, atol=1e-6)
+        assert not torch.equal(after[:, changed], before[:, changed])
+
+
+@cases
+def test_gradients_flow_from_no_future_token(small: Make, changes: Changes) -> None:
+    config = small({**changes, "tied": False, "init.kind": changes.get("init.kind", "xavier")})
+    model = config.build(seed=1)
+    tokens = torch.arange(LENGTH)[None]
+    y, _ = model(tokens)
+    for row in (0, 1, LENGTH // 2, LENGTH - 1):
+        (gradient,) = torch.autograd.grad(y[0, row].square().sum(), model.embedding, retain_graph=True)
+        by_token = gradient.abs().sum(-1)
+        assert (by_token[row + 1 :] == 0).all()
+        assert by_token[row] > 0
+
+
+@cases
+def test_decoding_equals_the_full_pass_from_any_split(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    model = config.build(seed=1)
+    tokens = tokens_for(config)
+    whole = logits(model, tokens)
+    for sizes in ([1] * LENGTH, [LENGTH], [5, 1, LENGTH - 6], [LENGTH - 1, 1], [20, LENGTH - 20]):
+        state, start, parts = model.empty_state(2), 0, []
+        for size in sizes:
+            with torch.no_grad():
+                part, state = model.step(tokens[:, start : start + size], state, start)
+            parts.append(part)
+            start += size
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
+
+
+@cases
+def test_rows_do_not_see_each_other_or_padding(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    model = config.build(seed=1)
+    tokens = tokens_for(config, batch=3, length=20)
+    alone = logits(model, tokens[1:2])
+    torch.testing.assert_close(logits(model, tokens)[1:2], alone, rtol=1e-5, atol=1e-5)
+    live = torch.ones(3, LENGTH, dtype=torch.bool)
+    live[:, 20:] = False
+    right = logits(model, torch.cat([tokens, tokens[:, : LENGTH - 20]], dim=1), live)
+    torch.testing.assert_close(right[1:2, :20], alone, rtol=1e-5, atol=1e-5)
+    assert right.isfinite().all()
+    if Hook.EMBEDDING in config.position.needs:
+        return
+    left = logits(model, torch.cat([tokens[:, : LENGTH - 20], tokens], dim=1), live.flip(1))
+    torch.testing.assert_close(left[1:2, LENGTH - 20 :], alone, rtol=1e-5, atol=1e-5)
+    assert left.isfinite().all()
+
+
+def relative_error(config: ModelConfig, x: Tensor) -> float:
+    """How far the mixers' bfloat16 output lies from their float64 output, relative to its size."""
+    outputs = {}
+    for dtype in (torch.float64, torch.bfloat16):
+        model = config.build(seed=1).to(dtype)
+        with torch.no_grad():
+            outputs[dtype] = model.slots[0](x.to(dtype), model.positions[0], Context()).double()
+    exact = outputs[torch.float64]
+    return float((outputs[torch.bfloat16] - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("changes", PAIRS, ids=label)
+def test_bfloat16_is_about_as_exact_as_plain_attention(small: Make, changes: Changes) -> None:
+    x = torch.randn(4, LENGTH, 32, generator=torch.Generator().manual_seed(0))
+    plain = relative_error(small({"mixer.kind": "softmax", "position.kind": "none", "init.kind": "xavier"}), x)
+    assert relative_error(small({**changes, "init.kind": "xavier"}), x) <= 3 * plain
+
+
+@pytest.mark.parametrize("changes", PAIRS, ids=label)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_huge_logits_stay_finite(small: Make, changes: Changes, dtype: torch.dtype) -> None:
+    model = small({**changes, "init.kind": "xavier"}).build(seed=1).to(dtype)
+    x = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = (100 * x).requires_grad_()
+    y = model.slots[0](x, model.positions[0], Context())
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def numbers(config: ModelConfig) -> tuple[dict[str, torch.Size], Tensor]:
+    """The parameter set, and everything a training pass computes, dropout included."""
+    model = config.build(seed=1).double().train()
+    tokens = tokens_for(config)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        y, auxiliary = model(tokens)
+    return {n: p.shape for n, p in model.named_parameters()}, torch.cat([y.flatten(), auxiliary.flatten()])
+
+
+@option_cases
+def test_every_option_has_an_effect_or_is_canonicalised_away(small: Make, changes: Changes) -> None:
+    changed = [path for path in changes if path != "position.kind"][-1]
+    strong: Changes = {"init.kind": "xavier"} if "init.kind" not in changes else {}
+    config = small({**strong, **changes, "layers": 8})
+    base = small({**strong, **{path: value for path, value in changes.items() if path != changed}, "layers": 8})
+    parameters, y = numbers(config)
+    if config.canonical() == base.canonical():
+        assert registry.config_id(config.canonical()) == registry.config_id(base.canonical())
+        torch.testing.assert_close(numbers(base.canonical())[1], y, rtol=1e-6, atol=1e-6)
+        return
+    other_parameters, other_y = numbers(base)
+    assert parameters != other_parameters or (y - other_y).abs().max() > 1e-9
+    canonical_parameters, canonical_y = numbers(config.canonical())
+    assert canonical_parameters == parameters
+    torch.testing.assert_close(canonical_y, y, rtol=1e-6, atol=1e-6)
+
+
+def test_any_two_variants_differ(small: Make) -> None:
+    by_id = {registry.config_id(config.canonical()): config for config in map(small, [*BUILT, *map(dict, OPTIONS)])}
+    computed = {config_id: numbers(config) for config_id, config in by_id.items()}
+    for (one, (parameters, y)), (other, (other_parameters, other_y)) in itertools.combinations(computed.items(), 2):
+        same = parameters == other_parameters and (y - other_y).abs().max() <= 1e-9
+        assert not same, f"{by_id[one]} and {by_id[other]} compute the same"
+
+
+@cases
+def test_one_seed_gives_one_set_of_numbers(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    before = torch.get_rng_state()
+    one, same, other = config.build(seed=1), config.build(seed=1), config.build(seed=2)
+    assert torch.equal(before, torch.get_rng_state()), "building must leave the global generator alone"
+    tokens = tokens_for(config)
+    assert torch.equal(logits(one, tokens), logits(same, tokens))
+    assert not torch.equal(logits(one, tokens), logits(other, tokens))
+
+
+@pytest.mark.parametrize("changes", pairs(legal=False), ids=label)
+def test_a_refused_pair_names_both_paths_and_what_would_do(small: Make, changes: Changes) -> None:
+    with pytest.raises(InfeasibleArchitecture) as refused:
+        small(changes)
+    message = str(refused.value)
+    mixer, position = changes["mixer.kind"], changes["position.kind"]
+    assert f"model.mixer.kind={mixer!r}" in message
+    assert f"model.position.kind={position!r}" in message
+    capable = message.partition("mixers that do: ")[2].split(", ")
+    assert capable == [kind for kind, config in MIXERS.items() if fits(config, POSITIONS[str(position)])]
