@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,11 +15,9 @@ from runners.optimize import AbstractOptimizer, AbstractSchedule
 from runners.tasks.data import TaskShape
 from search_space.canon import unflatten
 from search_space.domains import Scalar, choice, family, float_range, nested
+from search_space.experiment import Experiment, SizeTarget
 from search_space.records import Budget, Seeds, TrialSpec
 from search_space.space import Space, derive
-
-if TYPE_CHECKING:
-    from search_space.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,7 @@ def full_space(blocks: tuple[str, ...] = ()) -> Space:
     return derive(Candidate, variants)
 
 
-def resolve(flat: Mapping[str, Scalar], experiment: "Experiment", data_sizes: TaskShape) -> Resolved:
+def resolve(flat: Mapping[str, Scalar], experiment: Experiment, data_sizes: TaskShape) -> Resolved:
     """The trainable candidate of a point.
 
     Raises InfeasibleArchitecture when the point is illegal, cannot meet the size target, or is over a hard limit.
@@ -80,17 +77,17 @@ def resolve(flat: Mapping[str, Scalar], experiment: "Experiment", data_sizes: Ta
         "train_len": data_sizes.train_len,
         "max_len": data_sizes.max_len,
     }
-    target = getattr(experiment.size, "value", None)
-    if target is None:
-        config = size.sized(plain["model"], **sizes)
+    target = experiment.size
+    if isinstance(target, SizeTarget):
+        config = size.solve(plain["model"], measure=target.measure, target=target.value, **sizes)
     else:
-        config = size.solve(plain["model"], measure=experiment.size.measure, target=target, **sizes)
+        config = size.sized(plain["model"], **sizes)
     config = config.canonical()
     cost = costs.measure(config, data_sizes.train_len, experiment.budget.micro_batch_tokens)
     for name, value, limit in (
         ("max_params", cost.params, experiment.limits.max_params),
         ("max_flops_per_token", cost.flops_per_token, experiment.limits.max_flops_per_token),
-        ("max_state_bytes", state_bytes(cost, data_sizes), experiment.limits.max_state_bytes),
+        ("max_state_bytes", state_bytes(cost, data_sizes.train_len), experiment.limits.max_state_bytes),
     ):
         if value > limit:
             raise InfeasibleArchitecture(f"limits.{name}={limit:g}: the model needs {value:g}; raise it or shrink it")
@@ -98,19 +95,19 @@ def resolve(flat: Mapping[str, Scalar], experiment: "Experiment", data_sizes: Ta
     return Resolved(flat=dict(flat), candidate=candidate, cost=cost, arch_id=config_id(config))
 
 
-def state_bytes(cost: Cost, sizes: TaskShape) -> float:
-    """Bytes of decode state of one sequence at the longest length the model is run on."""
-    return cost.fixed_state_bytes + cost.state_bytes_per_token * sizes.max_len
+def state_bytes(cost: Cost, length: int) -> float:
+    """Bytes of decoding state after one sequence of a length."""
+    return cost.fixed_state_bytes + cost.state_bytes_per_token * length
 
 
-def make_spec(resolved: Resolved, experiment: "Experiment", *, fingerprint: str, seeds: Seeds) -> TrialSpec:
+def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, seeds: Seeds) -> TrialSpec:
     """All that decides the trial's numbers; device and dtype 'auto' become what this machine has."""
     engine = experiment.engine
     check_budget(experiment.budget, resolved.candidate.model.train_len)
     device = pick_device(engine.device)
     return TrialSpec(
         candidate=encode(resolved.candidate),
-        task=experiment.task,
+        task=dict(experiment.task),
         data_fingerprint=fingerprint,
         budget=experiment.budget,
         seeds=seeds,
@@ -118,7 +115,7 @@ def make_spec(resolved: Resolved, experiment: "Experiment", *, fingerprint: str,
         dtype=pick_dtype(engine.dtype, device),
         threads=engine.threads,
         deterministic=engine.deterministic,
-        blocks=tuple(experiment.blocks),
+        blocks=experiment.blocks,
         space_id=experiment.space.id,
     )
 

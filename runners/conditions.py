@@ -1,4 +1,4 @@
-"""The conditions a trial runs under: threads, determinism, random state, and the record of all that moves its numbers."""
+"""The conditions a trial runs under: threads, determinism, random state; and the record of all that moves numbers."""
 
 import os
 import platform

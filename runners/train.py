@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from blocks import cost as costs
-from blocks.families import InfeasibleArchitecture
+from blocks.families import InfeasibleArchitecture, MixerModule
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
@@ -152,6 +152,7 @@ def _trial(
     ):
         record.put(name, value)
     model = config.build(spec.seeds.init, spec.device)
+    record.backends = _backends(model)
     record.put(Metric.SECONDS_BUILD, record.elapsed())
     _train(model, candidate, spec, data, report, record)
     _read_out(model, spec, data, record, test)
@@ -321,6 +322,16 @@ class _Watch:
         fresh = self._losses[self._read_up_to :]
         self._read_up_to = len(self._losses)
         return sum(fresh) / len(fresh)
+
+
+def _backends(model: DecoderLM) -> dict[str, str]:
+    """Per op, which implementation the mixers were built with and why not the others; layers that differ are joined."""
+    found: dict[str, list[str]] = {}
+    for module in model.modules():
+        if isinstance(module, MixerModule):
+            for op, record in module.backends.items():
+                found.setdefault(op, []).append(record)
+    return {op: " | ".join(dict.fromkeys(records)) for op, records in found.items()}
 
 
 def save_weights(model: DecoderLM, path: Path) -> None:
