@@ -1,0 +1,56 @@
+"""One MLflow run being written: what waits to be sent, and what has been sent."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runners.artifacts import ArtifactWriter, write
+from runners.rows import is_finite
+from search_space.records import Stage
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+METRICS_A_BATCH, PARAMS_A_BATCH = 800, 90
+"""Below MLflow's own limits of 1000 entities and 100 parameters or tags a request."""
+
+
+@dataclass
+class OpenRun:
+    """What waits to be sent, and the steps sent of each metric."""
+
+    run_id: str
+    number: int
+    stage: Stage
+    files: ArtifactWriter
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: list[tuple[str, float, int, int]] = field(default_factory=list)
+    """(name, value, timestamp in ms, step)"""
+    tags: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, set[int]] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+    before: str = ""
+    """The status with which the run ended earlier, when it did."""
+
+    def take(self, name: str, value: float, step: int, stamp: int) -> None:
+        """Queue a metric unless it is not finite or its step has been logged."""
+        steps = self.steps.setdefault(name, set())
+        if is_finite(value) and step not in steps:
+            self.metrics.append((name, float(value), stamp, step))
+            steps.add(step)
+
+    def send(self, client: "MlflowClient") -> None:
+        """Send what waits."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        points = [Metric(name, value, stamp, step) for name, value, stamp, step in self.metrics]
+        params = [Param(name, value) for name, value in self.params.items()]
+        tags = [RunTag(name, value) for name, value in self.tags.items()]
+        while points or params or tags:
+            batch = {
+                "metrics": points[:METRICS_A_BATCH],
+                "params": params[:PARAMS_A_BATCH],
+                "tags": tags[:PARAMS_A_BATCH],
+            }
+            points, params, tags = points[METRICS_A_BATCH:], params[PARAMS_A_BATCH:], tags[PARAMS_A_BATCH:]
+            write(lambda batch=batch: client.log_batch(self.run_id, **batch))  # type: ignore[misc]
+        self.metrics, self.params, self.tags = [], {}, {}

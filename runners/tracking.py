@@ -1,0 +1,307 @@
+"""The only writer of MLflow: one parent run per search, one child run per trial, each found again by its key.
+
+Everything written here can be written again: after a kill at any moment the same calls find the same runs and log only
+what is missing.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runners import rows
+from runners.artifacts import ArtifactWriter, rehome, write
+from runners.curves import CurveShards
+from runners.driver import is_dead, this_driver
+from runners.environment import Environment
+from runners.openrun import OpenRun
+from runners.store import Store, StoreError, connect, every_run
+from search_space.canon import canonical_json
+from search_space.places import file_name, locate
+from search_space.records import (
+    TERMINAL,
+    Artifact,
+    Metric,
+    Reading,
+    Stage,
+    Status,
+    Tag,
+    TrialResult,
+    TrialSpec,
+    to_plain,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+    from runners.candidate import Resolved
+    from runners.tasks.data import TaskData
+    from search_space.experiment import Experiment
+
+FLUSH_SECONDS = 2.0
+_TABLE_VIEW = "custom_model_development"
+"""The kind of MLflow experiment whose page opens on the table of runs."""
+DATA_LIMIT = 16 * 2**20
+"""Bytes up to which a search's data is kept in the store."""
+
+
+class Tracker:
+    """Writes one search at a time; only the driver holds one."""
+
+    def __init__(self, uri: str = "", artifact_root: str = "") -> None:
+        """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie."""
+        self.place = locate(uri, artifacts=artifact_root)
+        self.client = connect(self.place)
+        rehome(self.place)
+        self._open: dict[str, OpenRun] = {}
+        self._known: dict[str, Run] = {}
+        self._next_flush = 0.0
+
+    def start_search(self, experiment: "Experiment", space_id: str, data: "TaskData", environment: Environment) -> str:
+        """The id of the search's parent run, created or taken up again."""
+        self._name, self._environment = file_name(experiment.name), environment
+        self._dataset = rows.dataset(experiment.task, data)
+        self._experiment = self._experiment_id(experiment.name)
+        runs = every_run(self.client, [self._experiment])
+        self._known = {run.data.tags[Tag.KEY]: run for run in runs if Tag.KEY in run.data.tags}
+        parent = self._begin(
+            key=experiment.name,
+            name=experiment.name,
+            tags={
+                Tag.KIND: "search",
+                Tag.SPACE: space_id,
+                Tag.FINGERPRINT: data.fingerprint,
+                Tag.DETERMINISTIC: str(experiment.engine.deterministic).lower(),
+                Tag.ENVIRONMENT: environment.id,
+                Tag.NOTE: rows.parent_note(experiment, data),
+            },
+            params=rows.parent_params(experiment),
+        )
+        self._parent = parent
+        parent.tags[Tag.DRIVER] = this_driver()
+        if data.bigram_loss is not None:
+            parent.take(Metric.BASELINE_BIGRAM, data.bigram_loss, 0, _now())
+        parent.send(self.client)
+        self._store_shared(parent, experiment, data, environment)
+        self._curves = CurveShards(parent.files.read(Artifact.CURVES), parent.files.put)
+        return parent.run_id
+
+    def start_trial(
+        self,
+        number: int,
+        stage: Stage,
+        generation: int,
+        spec: TrialSpec,
+        resolved: "Resolved",
+        name: str,
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """The id of a trial's run, created or taken up again; what it has logged is not logged again."""
+        opened = self._begin(
+            key=f"{self._name}/{generation}/{stage}/{number}",
+            name=name,
+            tags={
+                Tag.KIND: "trial",
+                Tag.NUMBER: str(number),
+                Tag.STAGE: str(stage),
+                Tag.SPACE: spec.space_id,
+                Tag.SPEC: spec.id,
+                Tag.POINT: spec.point_id,
+                Tag.ARCH: resolved.arch_id,
+                Tag.FINGERPRINT: spec.data_fingerprint,
+                Tag.DETERMINISTIC: str(spec.deterministic).lower(),
+                Tag.ENVIRONMENT: self._environment.id,
+                Tag.NOTE: rows.child_note(self._name, number, stage, resolved),
+                "mlflow.parentRunId": self._parent.run_id,
+                **(tags or {}),
+            },
+            params=rows.trial_params(resolved.flat, spec.candidate),
+            number=number,
+            stage=stage,
+        )
+        opened.costs = rows.costs(resolved.cost)
+        opened.files.put_text(Artifact.SPEC, canonical_json(to_plain(spec)), keep=True)
+        return opened.run_id
+
+    def log_reading(self, run_id: str, reading: Reading) -> None:
+        """Queue a reading; it is sent within about two seconds of further calls, or by `flush`."""
+        opened = self._open[run_id]
+        stamp = _now()
+        opened.take(Metric.VALIDATION_CURVE, reading.loss, reading.tokens, stamp)
+        opened.take(Metric.TRAIN_CURVE, reading.train_loss, reading.tokens, stamp)
+        if time.monotonic() >= self._next_flush:
+            self.flush()
+
+    def finish_trial(self, run_id: str, result: TrialResult, weights: Path | None = None) -> None:
+        """Close a trial's run with everything it came to. A preempted trial leaves no result: it will run again."""
+        opened = self._open[run_id]
+        for reading in result.curve:
+            self.log_reading(run_id, reading)
+        opened.tags.update(rows.result_tags(result))
+        if result.last_lines:
+            opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
+        if result.status != Status.PREEMPTED:
+            for name, value in {**opened.costs, **result.metrics}.items():
+                opened.take(name, value, result.tokens, _now())
+            opened.files.put_text(Artifact.RESULT, rows.result_json(result), keep=opened.before == result.status)
+            if weights is not None:
+                opened.files.put(Artifact.MODEL, weights)
+        opened.send(self.client)
+        write(lambda: self.client.set_terminated(run_id, TERMINAL[result.status]))
+        if result.status != Status.PREEMPTED:
+            self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
+        del self._open[run_id]
+
+    def flush(self) -> None:
+        """Send everything queued."""
+        for opened in self._open.values():
+            opened.send(self.client)
+        self._next_flush = time.monotonic() + FLUSH_SECONDS
+
+    def finish_search(self, status: str, metrics: Mapping[str, float] | None = None) -> None:
+        """Close the parent as 'FINISHED', 'FAILED' or 'KILLED'; children still running become preempted."""
+        self.flush()
+        self._complete_curves()
+        close_children(self.client, self._experiment)
+        self._open = {self._parent.run_id: self._parent}
+        for name, value in (metrics or {}).items():
+            self._parent.take(name, value, max(self._parent.steps.get(name, {-1})) + 1, _now())
+        self._parent.send(self.client)
+        write(lambda: self.client.set_terminated(self._parent.run_id, status))
+        self._open.clear()
+
+    def log_report(self, folder: Path) -> None:
+        """Store a report's files on the parent."""
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            self._parent.files.put(f"{Artifact.REPORT}/{file.relative_to(folder).as_posix()}", file)
+
+    def _experiment_id(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            location = None if self.place.is_server else (self.place.artifacts / name).as_uri()
+            try:
+                created: str = write(
+                    lambda: self.client.create_experiment(name, location, {"mlflow.experimentKind": _TABLE_VIEW})
+                )
+                return created
+            except MlflowException as error:
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise StoreError(f"search {name!r}: cannot be created in {self.place.uri} ({error})") from error
+        if found.lifecycle_stage != "active":
+            raise StoreError(
+                f"search {name!r}: was deleted in MLflow but its name is still held in {self.place.uri}; "
+                "clear it with 'assay gc', or choose another --name"
+            )
+        experiment_id: str = found.experiment_id
+        return experiment_id
+
+    def _begin(
+        self,
+        *,
+        key: str,
+        name: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        number: int = -1,
+        stage: Stage = Stage.SEARCH,
+    ) -> OpenRun:
+        """A new run, or the one with this key set running again, with what it already holds."""
+        whole = {Tag.KEY: key, Tag.SEARCH: self._name, **tags}
+        short = {tag: rows.cut_tag(value) for tag, value in whole.items()}
+        run = self._known.get(key)
+        held: Mapping[str, str] = {}
+        steps: dict[str, set[int]] = {}
+        if run is None:
+            run = write(lambda: self.client.create_run(self._experiment, tags=short, run_name=name))
+            self._known[key] = run
+            short = {}
+        else:
+            run = self.client.get_run(run.info.run_id)
+            held = run.data.params
+            steps = {metric: self._steps(run.info.run_id, metric) for metric in run.data.metrics}
+            write(lambda: self.client.update_run(run.info.run_id, status="RUNNING"))
+            for tag in (Tag.STATUS, Tag.REASON):
+                if tag in run.data.tags:
+                    self.client.delete_tag(run.info.run_id, tag)
+            # The environment a parent was first recorded with stays; later ones lie beside it.
+            short = {tag: value for tag, value in short.items() if number >= 0 or tag != Tag.ENVIRONMENT}
+        run_id: str = run.info.run_id
+        if not run.inputs or not run.inputs.dataset_inputs:
+            write(lambda: self.client.log_inputs(run_id, datasets=[self._dataset]))
+        opened = OpenRun(
+            run_id=run_id,
+            number=number,
+            stage=stage,
+            files=ArtifactWriter(self.client, self.place, run),
+            params={param: rows.cut_param(value) for param, value in params.items() if param not in held},
+            tags=short,
+            steps=steps,
+            before=run.data.tags.get(Tag.STATUS, ""),
+        )
+        self._open[opened.run_id] = opened
+        return opened
+
+    def _steps(self, run_id: str, metric: str) -> set[int]:
+        return {point.step for point in self.client.get_metric_history(run_id, metric)}
+
+    def _store_shared(
+        self, parent: OpenRun, experiment: "Experiment", data: "TaskData", environment: Environment
+    ) -> None:
+        """What all children share: the experiment, its space, the code, the data."""
+        files = parent.files
+        for path, text in rows.experiment_files(experiment).items():
+            files.put_text(path, text)
+        recorded = rows.environment_files(environment)
+        first = files.read_text(Artifact.ENVIRONMENT)
+        beside = f"{Artifact.ENVIRONMENTS}/{environment.id}/"
+        folder = "" if first in ("", recorded[Artifact.ENVIRONMENT]) else beside
+        for path, text in recorded.items():
+            files.put_text(f"{folder}{path}", text)
+        target = f"{Artifact.DATA}/{data.fingerprint}.safetensors"
+        if data.size_bytes <= DATA_LIMIT and files.read(target) is None:
+            with tempfile.TemporaryDirectory(prefix="assay-data-") as temporary:
+                file = Path(temporary) / f"{data.fingerprint}.safetensors"
+                data.save(file)
+                files.put(target, file)
+
+    def _complete_curves(self) -> None:
+        """Store the open shard, first adding finished trials that a kill kept out of every shard."""
+        for run in every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'"):
+            tags = run.data.tags
+            if tags.get(Tag.STATUS, Status.PREEMPTED) != Status.PREEMPTED and not self._curves.holds(
+                run.info.run_id, 1
+            ):
+                text = ArtifactWriter(self.client, self.place, run).read_text(Artifact.RESULT)
+                if text:
+                    curve = rows.curve_of(text)
+                    self._curves.add(run.info.run_id, int(tags[Tag.NUMBER]), Stage(tags[Tag.STAGE]), curve)
+        self._curves.flush()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def close_children(client: "MlflowClient", experiment_id: str) -> int:
+    """Mark every trial that nobody trains any more as preempted; how many there were."""
+    stale = every_run(client, [experiment_id], f"tags.`{Tag.KIND}` = 'trial' and attributes.status = 'RUNNING'")
+    for run in stale:
+        write(lambda run_id=run.info.run_id: client.set_tag(run_id, Tag.STATUS, str(Status.PREEMPTED)))  # type: ignore[misc]
+        write(lambda run_id=run.info.run_id: client.set_terminated(run_id, TERMINAL[Status.PREEMPTED]))  # type: ignore[misc]
+    return len(stale)
+
+
+def close_stale(store: Store) -> list[str]:
+    """Close the searches whose driver died on this machine without a word; their names."""
+    closed = []
+    for name, parent in store.searches().items():
+        if parent.info.status == "RUNNING" and is_dead(parent.data.tags.get(Tag.DRIVER, "")):
+            close_children(store.client, parent.info.experiment_id)
+            write(lambda run_id=parent.info.run_id: store.client.set_terminated(run_id, "KILLED"))  # type: ignore[misc]
+            closed.append(name)
+    return closed

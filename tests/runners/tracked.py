@@ -1,0 +1,85 @@
+"""A small real search, driven by hand, for the tests of everything that reads or writes the tracking store."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from runners.candidate import Resolved, full_space, make_spec, resolve
+from runners.environment import Environment, capture
+from runners.tasks import TASKS
+from runners.tasks.data import TaskData
+from runners.tracking import Tracker
+from search_space.canon import seed_from
+from search_space.experiment import Experiment, read
+from search_space.records import Reading, Seeds, Stage, Status, TrialResult, TrialSpec
+from search_space.space import random_point
+
+EXPERIMENT = """
+name: {name}
+description: A search of three tiny models
+task: {{mqar: {{seq_len: 32, pairs: 4, vocabulary: 32, examples: 256, held_out: 32}}}}
+budget: {{tokens: 8192, batch_tokens: 512, eval_tokens: 512, eval_every: 2048}}
+model:
+  d_model: 32
+  layers: 1
+  mixer: {{softmax: {{kv_heads: 1, queries_per_kv: [1, 2], head_dim: 16}}, sliding_window: {{kv_heads: 1, queries_per_kv: 1, head_dim: 16, window: 8}}}}
+  position: [none, rotary]
+  ffn: gelu
+optimizer: {{adamw: {{learning_rate: {{low: 1e-3, high: 1e-2, log: true}}}}}}
+search: {{trials: 3, sampler: random}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What a driver holds while it writes a search."""
+
+    experiment: Experiment
+    data: TaskData
+    environment: Environment
+
+    def trial(self, number: int, seed: int = 0) -> tuple[TrialSpec, Resolved]:
+        """The spec and candidate of a trial; equal for equal numbers."""
+        shape = TASKS["mqar"](**self.experiment.task["mqar"]).shape()
+        point = random_point(self.experiment.space, random.Random(number))
+        resolved = resolve(point, self.experiment, shape)
+        seeds = Seeds(init=seed_from(seed, "init"), data=seed_from(seed, "data"), dropout=seed_from(seed, "dropout"))
+        spec = make_spec(resolved, self.experiment, fingerprint=self.data.fingerprint, seeds=seeds)
+        return spec, resolved
+
+    def start(self, tracker: Tracker) -> str:
+        """Open the search in a store."""
+        return tracker.start_search(self.experiment, self.experiment.space.id, self.data, self.environment)
+
+    def start_trial(self, tracker: Tracker, number: int, stage: Stage = Stage.SEARCH, **tags: str) -> str:
+        """Open a trial in a store."""
+        spec, resolved = self.trial(number)
+        return tracker.start_trial(number, stage, 0, spec, resolved, f"{number:03d} tiny", tags)
+
+
+def searched(name: str = "tiny") -> Searched:
+    """The tiny search under a name."""
+    experiment = read(EXPERIMENT.format(name=name), full_space=full_space, tasks=TASKS)
+    data = TASKS["mqar"](**experiment.task["mqar"]).prepare()
+    return Searched(experiment=experiment, data=data, environment=capture())
+
+
+def readings(count: int) -> tuple[Reading, ...]:
+    """A falling curve."""
+    return tuple(
+        Reading(tokens=2048 * i, loss=3.0 - i / 10, train_loss=3.1 - i / 10, seconds=0.1 * i) for i in range(count)
+    )
+
+
+def result(status: Status = Status.OK, count: int = 4, **changes: object) -> TrialResult:
+    """What a trial with so many readings came to."""
+    curve = readings(count)
+    metrics = {"loss": curve[-1].loss, "seconds": 0.5} if curve else {}
+    tokens = curve[-1].tokens if curve else 0
+    whole = {"status": status, "metrics": metrics, "curve": curve, "tokens": tokens, "seconds": 0.5, **changes}
+    return TrialResult(**whole)  # type: ignore[arg-type]
+
+
+def store_uri(folder: Path) -> str:
+    """A SQLite store in a folder."""
+    return f"sqlite:///{folder}/mlruns/mlflow.db"
