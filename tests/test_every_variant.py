@@ -40,14 +40,13 @@ def pairs(legal: bool) -> list[Changes]:
     ]
 
 
-def a_position_for(mixer: str) -> str:
-    """The richest position scheme the mixer can be built with."""
-    return max((p for p in POSITIONS if fits(MIXERS[mixer], POSITIONS[p])), key=lambda p: (len(POSITIONS[p].needs), p))
-
-
 def with_position(changes: Changes) -> Changes:
-    mixer = str(changes.get("mixer.kind", "softmax"))
-    return changes if "position.kind" in changes else {**changes, "position.kind": a_position_for(mixer)}
+    """The changes, with the richest position scheme that every mixer they name can be built with."""
+    if "position.kind" in changes:
+        return changes
+    mixers = {str(value) for path, value in changes.items() if path.endswith("mixer.kind")} or {"softmax"}
+    capable = [kind for kind, config in POSITIONS.items() if all(fits(MIXERS[mixer], config) for mixer in mixers)]
+    return {**changes, "position.kind": max(capable, key=lambda kind: (len(POSITIONS[kind].needs), kind))}
 
 
 def variants() -> Iterator[Changes]:
