@@ -7,8 +7,9 @@ from typing import Any
 from search_space import domains
 from search_space.domains import Domain, Scalar
 from search_space.errors import Faults
+from search_space.narrowing import NarrowingError, narrow
 from search_space.points import changed
-from search_space.space import NarrowingError, OneOf, Space, join, narrow, unknown
+from search_space.space import OneOf, Space, join, unknown
 
 RANGE_KEYS = ("low", "high", "log", "step")
 

@@ -180,12 +180,18 @@ class _Builder:
     def __init__(self, file: str) -> None:
         self._file = file
         self._count = 0
+        self._outermost = 1
+        """Line of the top-level key that is being built."""
 
     def build(self, node: yaml.Node, above: tuple[int, ...]) -> Any:
         line = node.start_mark.line + 1
         self._count += 1
         if self._count > MOST_VALUES:
-            raise fault(self._file, line, f"holds more than {MOST_VALUES} values with its aliases expanded; use fewer")
+            raise fault(
+                self._file,
+                self._outermost,
+                f"holds more than {MOST_VALUES} values with its aliases expanded; use fewer",
+            )
         if id(node) in above:
             raise fault(self._file, line, "holds an alias to something that contains it; write the value out")
         if len(above) > MOST_DEPTH:
@@ -215,6 +221,8 @@ class _Builder:
                     self._file, line, f"has the key {key!r} twice, first on line {first[key]}; keep one of them"
                 )
             first[key] = line
+            if not above:
+                self._outermost = line
             built[key] = self.build(value_node, (*above, id(node)))
         return built
 
