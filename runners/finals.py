@@ -1,0 +1,225 @@
+"""Paired finals: the best trial against itself with one change, trained again with the same seeds and the same data.
+
+Their results never steer the sampler. A contrast's base is chosen once, when its first final is stored.
+"""
+
+import dataclasses
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blocks.families import InfeasibleArchitecture
+from runners.candidate import Resolved, make_spec, resolve
+from runners.dispatch import AbstractSource
+from runners.generations import study_name
+from runners.ledger import Entry, Ledger
+from runners.local_engine import Job
+from runners.progress import Progress, Snapshot
+from runners.recorder import Recorder, Shown, short_name
+from runners.study import Study
+from runners.telling import as_resolved, directions
+from search_space.canon import digest, seed_from
+from search_space.records import Metric, Reading, Seeds, Stage, Status, Tag, TrialResult
+
+if TYPE_CHECKING:
+    from search_space.experiment import Contrast
+
+BASE, CHANGED = "base", "changed"
+"""The two sides of a contrast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalOutcome:
+    """How the finals of one contrast stand."""
+
+    contrast: str
+    base: int
+    """Number of the trial that was trained again; -1 when no trial is ok and really changed."""
+    done: int
+    total: int
+    skipped: str
+    """Why there is no final; empty when there is one."""
+
+
+class Finals(AbstractSource):
+    """Trials of the final stage; those that an earlier driver finished are not run again."""
+
+    def __init__(self, study: Study, recorder: Recorder, progress: Progress) -> None:
+        self._study = study
+        self._experiment = study.experiment
+        self._recorder = recorder
+        self._progress = progress
+        name = f"{study_name(self._experiment.name, study.generation)}/final"
+        self._ledger = Ledger(study.storage, name, directions([Metric.LOSS]))
+        self._planned: Iterator[Entry] | None = None
+        self._left: deque[int] = deque()
+        self._active: dict[int, Shown] = {}
+        self._skipped: dict[str, str] = {}
+        self.deadline = float("inf")
+
+    def next(self) -> Job | None:
+        if self._planned is None:
+            self._catch_up()
+            self._left.extend(entry.number for entry in self._ledger.entries() if entry.result is None)
+            self._planned = self._plan()
+        if self._left:
+            number = self._left.popleft()
+        else:
+            entry = next(self._planned, None)
+            if entry is None:
+                return None
+            self._ledger.add(entry, {})
+            number = entry.number
+        shown = self._shown(self._ledger[number])
+        self._active[number] = shown
+        self._recorder.begin(shown)
+        self._show()
+        return Job(key=number, spec=shown.spec, test=True)
+
+    def report(self, key: int, reading: Reading) -> bool:
+        self._recorder.reading(self._active[key], reading)
+        return True
+
+    def finish(self, key: int, result: TrialResult) -> None:
+        self._ledger.record(key, result)
+        self._recorder.finish(self._active.pop(key), result)
+        self._settle(key)
+        self._show()
+
+    def tick(self) -> bool:
+        return time.monotonic() <= self.deadline
+
+    def cut_off(self, why: str) -> None:
+        """Mark what still runs as preempted; it stays in the study to be run again."""
+        for shown in self._active.values():
+            self._recorder.preempt(shown, why)
+
+    def outcomes(self) -> tuple[FinalOutcome, ...]:
+        """How each contrast stands."""
+        ended = Counter(str(e.marks["contrast"]) for e in self._ledger.entries() if e.result is not None)
+        return tuple(
+            FinalOutcome(
+                contrast=contrast.name,
+                base=self._ledger.noted(_base_key(contrast), -1),
+                done=ended[contrast.name],
+                total=2 * self._experiment.final.seeds,
+                skipped=self._skipped.get(contrast.name, ""),
+            )
+            for contrast in self._experiment.final.contrasts
+        )
+
+    def _catch_up(self) -> None:
+        for entry in self._ledger.entries():
+            shown = self._shown(entry)
+            if entry.result is not None and (not entry.settled or self._recorder.has_missed(shown)):
+                self._recorder.begin(shown)
+                self._recorder.finish(shown, entry.result)
+                if not entry.settled:
+                    self._settle(entry.number)
+
+    def _settle(self, number: int) -> None:
+        result = self._ledger[number].result
+        assert result is not None
+        self._ledger.settle(number, [result.metrics[Metric.LOSS]] if result.status is Status.OK else [])
+
+    def _plan(self) -> Iterator[Entry]:
+        """The finals that are not stored yet, replica by replica, both sides in turn."""
+        stored = {_part(entry) for entry in self._ledger.entries()}
+        for contrast in self._experiment.final.contrasts:
+            sides = self._sides(contrast)
+            for replica in range(self._experiment.final.seeds):
+                for side, resolved in sides.items():
+                    if (contrast.name, side, replica) not in stored:
+                        yield self._entry(contrast, side, replica, resolved)
+
+    def _sides(self, contrast: "Contrast") -> dict[str, Resolved]:
+        """Both candidates of a contrast; nothing when no trial that is ok would really change."""
+        chosen = self._ledger.noted(_base_key(contrast), -1)
+        finished = [e for e in self._study.trials() if e.result is not None and e.result.status is Status.OK]
+        for base in sorted(finished, key=_loss):
+            if chosen in (-1, base.number):
+                changed = self._changed(base, contrast)
+                if changed is not None:
+                    self._ledger.note(_base_key(contrast), base.number)
+                    return {BASE: as_resolved(base), CHANGED: changed}
+        self._skipped[contrast.name] = (
+            f"no trial that is ok becomes another trainable candidate by {dict(contrast.change)}"
+            if finished
+            else "no trial is ok"
+        )
+        self._progress.note(f"final {contrast.name!r} left out: {self._skipped[contrast.name]}")
+        return {}
+
+    def _changed(self, base: Entry, contrast: "Contrast") -> Resolved | None:
+        if not contrast.change:
+            return as_resolved(base)
+        point = self._experiment.changed(base.point, contrast)
+        if point == dict(base.point):
+            return None
+        try:
+            changed = resolve(point, self._experiment, self._study.shape)
+        except InfeasibleArchitecture:
+            return None
+        plain = make_spec(changed, self._experiment, fingerprint="", seeds=base.spec.seeds).candidate
+        return None if digest(plain) == digest(base.spec.candidate) else changed
+
+    def _entry(self, contrast: "Contrast", side: str, replica: int, resolved: Resolved) -> Entry:
+        """A final; a contrast without a change differs in its seeds of init and dropout alone."""
+        seed = self._experiment.search.seed
+        stream = "other" if side == CHANGED and not contrast.change else "final"
+        seeds = Seeds(
+            init=seed_from(seed, stream, "init", replica),
+            data=seed_from(seed, "final", "data", replica),
+            dropout=seed_from(seed, stream, "dropout", replica),
+        )
+        return Entry(
+            number=len(self._ledger),
+            generation=self._study.generation,
+            spec=make_spec(resolved, self._experiment, fingerprint=self._study.fingerprint, seeds=seeds),
+            point=resolved.flat,
+            arch_id=resolved.arch_id,
+            cost=dataclasses.asdict(resolved.cost),
+            marks={"contrast": contrast.name, "side": side, "replica": replica, "drawn": False},
+        )
+
+    def _shown(self, entry: Entry) -> Shown:
+        contrast, side, replica = _part(entry)
+        resolved = as_resolved(entry)
+        return Shown(
+            number=entry.number,
+            stage=Stage.FINAL,
+            generation=entry.generation,
+            spec=entry.spec,
+            resolved=resolved,
+            name=f"final {contrast}/{side} #{replica} {short_name(resolved)}",
+            tags={Tag.CANDIDATE: f"{contrast}/{side}", Tag.REPLICA: str(replica)},
+            weights=None,
+        )
+
+    def _show(self) -> None:
+        results = [entry.result for entry in self._ledger.entries() if entry.result is not None]
+        contrasts = len(self._experiment.final.contrasts) - len(self._skipped)
+        snapshot = Snapshot(
+            what="finals",
+            total=2 * self._experiment.final.seeds * contrasts,
+            counts=Counter(result.status for result in results),
+            running=len(self._active),
+            best="",
+            eta_seconds=None,
+        )
+        self._progress.show(snapshot, now=True)
+
+
+def _base_key(contrast: "Contrast") -> str:
+    return f"assay.base.{contrast.name}"
+
+
+def _part(entry: Entry) -> tuple[str, str, int]:
+    return str(entry.marks["contrast"]), str(entry.marks["side"]), int(entry.marks["replica"])
+
+
+def _loss(entry: Entry) -> tuple[float, int]:
+    assert entry.result is not None
+    return entry.result.metrics[Metric.LOSS], entry.number

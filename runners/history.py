@@ -1,0 +1,111 @@
+"""What a sampler is shown: a bounded, reproducible choice of the trials so far, in plain words."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_space.domains import Scalar
+
+MOST_SEEN = 250
+"""Trials a proposal looks at, so that its cost stays flat."""
+_BEST_SEEN = 50
+
+
+class Fate(Enum):
+    """What became of a trial, as far as a sampler cares."""
+
+    OK = "ok"
+    PRUNED = "pruned"
+    BROKEN = "broken"
+    """Diverged, out of memory, timed out or failed: a violated constraint."""
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One trial as a sampler sees it; its point lies in the space that is searched now."""
+
+    number: int
+    point: Mapping[str, Scalar]
+    fate: Fate
+    drawn: bool
+    """False for a baseline and for trials of an earlier generation: no sampler drew them from this space."""
+    values: tuple[float, ...] = ()
+    """Objectives, lower is better; empty unless ok."""
+    last_tokens: int = 0
+    last_loss: float = 0.0
+    """The last finite reading of a pruned trial."""
+
+
+class AbstractSampler:
+    """Proposes points."""
+
+    ends: ClassVar[bool] = False
+    """True when `draws` ends after every point of the space."""
+    sees_all: ClassVar[bool] = False
+    """True when the sampler needs every trial, not a selection."""
+
+    @abstractmethod
+    def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        """Points for trial `number`, one after another until one is taken; history is sorted by number."""
+
+
+def fronts(trials: Sequence[Told]) -> list[list[Told]]:
+    """Non-dominated sorting (Deb et al. 2002, NSGA-II, section III-A): the best front first, each sorted by number.
+
+    A trial that is not ok is beaten by every trial that is.
+    """
+    left = sorted(trials, key=lambda told: told.number)
+    width = max((len(told.values) for told in left), default=0)
+    values = np.array([told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]).reshape(-1, width)
+    at_least_as_good = (values[:, None] <= values[None]).all(axis=2)
+    beats: NDArray[np.bool_] = at_least_as_good & (values[:, None] < values[None]).any(axis=2)
+    found: list[list[Told]] = []
+    remaining = np.ones(len(left), dtype=bool)
+    while remaining.any():
+        front = remaining & ~np.any(beats[remaining], axis=0)
+        found.append([left[index] for index in np.flatnonzero(front)])
+        remaining &= ~front
+    return found
+
+
+def select(trials: Sequence[Told]) -> list[Told]:
+    """At most MOST_SEEN trials: the best finished ones and, for the rest, the latest. Sorted by number."""
+    if len(trials) <= MOST_SEEN:
+        return sorted(trials, key=lambda told: told.number)
+    finished = [told for told in trials if told.fate is Fate.OK]
+    if finished and len(finished[0].values) > 1:
+        best = [told for front in fronts(finished[-4 * MOST_SEEN :]) for told in front][:_BEST_SEEN]
+    else:
+        best = sorted(finished, key=lambda told: (told.values, told.number))[:_BEST_SEEN]
+    kept = {told.number: told for told in best}
+    for told in sorted(trials, key=lambda told: -told.number):
+        if len(kept) >= MOST_SEEN:
+            break
+        kept.setdefault(told.number, told)
+    return [kept[number] for number in sorted(kept)]
+
+
+def as_ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers in short: '0-4,7'."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def from_ranges(text: str) -> list[int]:
+    """The inverse of as_ranges."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        found.extend(range(int(low), int(high or low) + 1))
+    return found

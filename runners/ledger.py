@@ -1,0 +1,183 @@
+"""Trials in a database, through Optuna's storage; every change is one transaction, so a kill leaves whole records."""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from search_space.domains import Choice, Domain, IntRange, Scalar
+from search_space.errors import UserError
+from search_space.records import Status, TrialResult, TrialSpec, result_from_plain, spec_from_plain, to_plain
+
+SQLITE = "sqlite:///"
+_POSTGRES = ("postgresql://", "postgresql+psycopg2://")
+_BIRTH = "assay.trial"
+_RESULT = "assay.result"
+_BUSY_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One stored trial."""
+
+    number: int
+    generation: int
+    """The generation of the study in which it was proposed."""
+    spec: TrialSpec
+    point: Mapping[str, Scalar]
+    arch_id: str
+    cost: Mapping[str, float]
+    marks: Mapping[str, Any] = field(default_factory=dict)
+    """What else was known when it was stored: redraws, the history its sampler saw, its part in a final."""
+    readings: Mapping[int, float] = field(default_factory=dict)
+    """Loss by tokens, where a pruner asked for it."""
+    result: TrialResult | None = None
+    settled: bool = False
+    """False while the trial is running or its result is not yet shown to the tracking store."""
+
+
+def open_storage(uri: str) -> RDBStorage:
+    """Optuna's storage at a URI; the tables are made when they are missing."""
+    if not uri.startswith((SQLITE, *_POSTGRES)):
+        raise UserError(
+            f"study storage {uri!r}: takes sqlite:///FILE or postgresql://USER@HOST/DATABASE; give --study such a URI"
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    arguments = {"timeout": _BUSY_SECONDS} if uri.startswith(SQLITE) else {}
+    return RDBStorage(uri, engine_kwargs={"connect_args": arguments})
+
+
+def distribution(domain: Domain) -> BaseDistribution:
+    """The domain in Optuna's words; unordered options stay unordered."""
+    if isinstance(domain, Choice):
+        return CategoricalDistribution(domain.options)
+    if isinstance(domain, IntRange):
+        return IntDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+    return FloatDistribution(domain.low, domain.high, log=domain.log)
+
+
+def exists(storage: RDBStorage, name: str) -> bool:
+    """True when the storage holds trials under this name."""
+    return any(study.study_name == name for study in storage.get_all_studies())
+
+
+class Ledger:
+    """The trials under one name, mirrored in memory; its owner is the only one that writes them."""
+
+    def __init__(self, storage: RDBStorage, name: str, directions: Sequence[StudyDirection]) -> None:
+        self._storage = storage
+        if not exists(storage, name):
+            storage.create_new_study(list(directions), name)
+        self._study = storage.get_study_id_from_name(name)
+        self._ids: list[int] = []
+        self._entries: list[Entry] = []
+        for trial in storage.get_all_trials(self._study, deepcopy=False):
+            self._ids.append(trial._trial_id)
+            self._entries.append(_entry(trial))
+
+    def entries(self) -> Sequence[Entry]:
+        """Every trial, by number."""
+        return tuple(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, number: int) -> Entry:
+        return self._entries[number]
+
+    def add(self, entry: Entry, domains: Mapping[str, Domain]) -> None:
+        """Store the trial whole; `domains` are the searched paths of its point."""
+        assert entry.number == len(self), f"trial {entry.number} would be stored as number {len(self)}"
+        trial = _frozen(entry, {path: distribution(domain) for path, domain in domains.items()})
+        self._ids.append(self._storage.create_new_trial(self._study, trial))
+        self._entries.append(entry)
+
+    def read(self, number: int, tokens: int, loss: float) -> None:
+        """Store one reading of a running trial; a repeated one overwrites."""
+        self._storage.set_trial_intermediate_value(self._ids[number], tokens, loss)
+        entry = self._entries[number]
+        self._entries[number] = dataclasses.replace(entry, readings={**entry.readings, tokens: loss})
+
+    def record(self, number: int, result: TrialResult) -> None:
+        """Store how a trial ended; it counts as running until it is settled."""
+        self._storage.set_trial_user_attr(self._ids[number], _RESULT, to_plain(result))
+        self._entries[number] = dataclasses.replace(self._entries[number], result=result)
+
+    def settle(self, number: int, values: Sequence[float]) -> None:
+        """Close a recorded trial; `values` are its objectives, empty when it has none."""
+        entry = self._entries[number]
+        assert entry.result is not None, f"trial {number} is settled without a result"
+        state = _STATES.get(entry.result.status, TrialState.FAIL)
+        given = list(values) if state is not TrialState.FAIL and values else None
+        self._storage.set_trial_state_values(self._ids[number], state, given)
+        self._entries[number] = dataclasses.replace(entry, settled=True)
+
+    def note(self, key: str, value: Any) -> None:
+        """Store a plain value about the whole study."""
+        self._storage.set_study_user_attr(self._study, key, value)
+
+    def noted(self, key: str, default: Any) -> Any:
+        """The plain value stored under the key."""
+        return self.notes().get(key, default)
+
+    def notes(self) -> dict[str, Any]:
+        """Everything noted about the whole study."""
+        return dict(self._storage.get_study_user_attrs(self._study))
+
+
+_STATES = {Status.OK: TrialState.COMPLETE, Status.PRUNED: TrialState.PRUNED}
+
+
+def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    now = datetime.datetime.now()
+    state, values = TrialState.RUNNING, None
+    if entry.settled:
+        assert entry.result is not None
+        state = _STATES.get(entry.result.status, TrialState.FAIL)
+        values = (entry.marks.get("values") or None) if state is not TrialState.FAIL else None
+    birth = {
+        "generation": entry.generation,
+        "spec": to_plain(entry.spec),
+        "point": dict(entry.point),
+        "arch_id": entry.arch_id,
+        "cost": dict(entry.cost),
+        "marks": dict(entry.marks),
+    }
+    return FrozenTrial(
+        number=entry.number,
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=values,
+        datetime_start=now,
+        datetime_complete=now if entry.settled else None,
+        params={path: entry.point[path] for path in distributions},
+        distributions=distributions,
+        user_attrs={_BIRTH: birth} if entry.result is None else {_BIRTH: birth, _RESULT: to_plain(entry.result)},
+        system_attrs={},
+        intermediate_values=dict(entry.readings),
+    )
+
+
+def _entry(trial: FrozenTrial) -> Entry:
+    birth = dict(trial.user_attrs[_BIRTH])
+    result = trial.user_attrs.get(_RESULT)
+    return Entry(
+        **{**birth, "spec": spec_from_plain(birth["spec"])},
+        number=trial.number,
+        readings=dict(trial.intermediate_values),
+        result=None if result is None else result_from_plain(result),
+        settled=trial.state.is_finished(),
+    )

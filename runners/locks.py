@@ -1,0 +1,58 @@
+"""One driver per study: a lock that the system lets go when its process dies, however it dies."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy
+from optuna.storages import RDBStorage
+
+from runners.ledger import SQLITE
+from search_space.canon import seed_from
+from search_space.errors import UserError
+
+
+class StudyBusy(UserError):
+    """Another driver runs this search."""
+
+
+def lock_study(storage: RDBStorage, name: str, folder: Path) -> Callable[[], None]:
+    """Hold the study for this process; the returned function lets go. StudyBusy when another process holds it."""
+    if storage.url.startswith(SQLITE):
+        return _lock_file(folder / "driver.lock", name)
+    return _lock_database(storage.engine, name)
+
+
+def _lock_file(path: Path, name: str) -> Callable[[], None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(handle, 32).decode().strip()
+        os.close(handle)
+        raise _busy(name, f"process {holder} holds {path}") from None
+    os.truncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return lambda: os.close(handle)
+
+
+def _lock_database(engine: sqlalchemy.Engine, name: str) -> Callable[[], None]:
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    key = seed_from("assay study", name)
+    if not connection.execute(sqlalchemy.text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar():
+        connection.close()
+        raise _busy(name, f"another session of {engine.url.render_as_string()} holds its lock")
+
+    def release() -> None:
+        connection.execute(sqlalchemy.text("SELECT pg_advisory_unlock(:key)"), {"key": key})
+        connection.close()
+
+    return release
+
+
+def _busy(name: str, holder: str) -> StudyBusy:
+    return StudyBusy(
+        f"search {name!r} is being run by another driver ({holder}); one driver at a time runs a search: "
+        "wait for it, stop it, or give this one another --name"
+    )

@@ -1,0 +1,231 @@
+"""Samplers: points worth trying next, as a pure function of the seed, the trial number and the history given.
+
+Optuna's samplers run in memory on a copy of that history; nothing of their state is kept between proposals.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from runners.evolution import CmaesSampler, Nsga2Sampler
+from runners.history import MOST_SEEN, AbstractSampler, Fate, Told
+from runners.ledger import distribution
+from search_space import domains
+from search_space.canon import seed_from
+from search_space.domains import Choice, Domain, Scalar
+from search_space.errors import UserError
+from search_space.space import Space, conditional, enumerate_all, random_point, searched, size, walk
+
+if TYPE_CHECKING:
+    from search_space.experiment import Experiment
+
+STARTUP_TRIALS = 10
+MODEL_DRAWS = 16
+"""Draws from a model of the history before plain random ones take over for this proposal."""
+MOST_GRID_POINTS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSampler(AbstractSampler):
+    """Independent uniform draws."""
+
+    space: Space
+    seed: int
+
+    def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        for attempt in itertools.count():
+            yield random_point(self.space, random.Random(seed_from(self.seed, number, attempt)))
+
+
+class GridSampler(AbstractSampler):
+    """Every point once, in declared order; the last field moves fastest."""
+
+    ends = True
+
+    def __init__(self, space: Space) -> None:
+        self._points = enumerate_all(space)
+        self._fresh = True
+
+    def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        last = next((told.point for told in reversed(history) if told.drawn), None)
+        if self._fresh and last is not None:
+            self._points = itertools.islice(itertools.dropwhile(lambda point: point != last, self._points), 1, None)
+        self._fresh = False
+        yield from self._points
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSampler(AbstractSampler):
+    """Draws from an Optuna sampler that saw the history; refused draws stay in its memory as running trials."""
+
+    space: Space
+    seed: int
+    directions: int
+    """How many objectives there are; all are minimised."""
+    make: Callable[[int], BaseSampler]
+    """The Optuna sampler of a seed."""
+    knows_pruned: bool
+    """Whether the sampler understands pruned trials; otherwise they count as finished with their last loss."""
+
+    def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        storage = InMemoryStorage()
+        study = optuna.create_study(storage=storage, directions=["minimize"] * self.directions)
+        bad = _worst(history, self.directions)
+        domains_by_path = searched(self.space)
+        for told in history:
+            if told.fate is Fate.PRUNED and not self.knows_pruned:
+                told = dataclasses.replace(told, fate=Fate.OK, values=(told.last_loss,))
+            storage.create_new_trial(study._study_id, _as_frozen(told, domains_by_path, bad))
+        for attempt in range(MODEL_DRAWS):
+            study.sampler = self.make(seed_from(self.seed, number, attempt) % 2**32)
+            trial = study.ask()
+            yield walk(self.space, lambda path, domain, trial=trial: _suggest(trial, path, domain))
+        yield from RandomSampler(space=self.space, seed=seed_from(self.seed, "after the model")).draws(number, history)
+
+
+def _suggest(trial: Trial, path: str, domain: Domain) -> Scalar:
+    space = distribution(domain)
+    if isinstance(space, CategoricalDistribution):
+        value: Scalar = trial.suggest_categorical(path, space.choices)  # type: ignore[assignment]
+        return value
+    if isinstance(space, IntDistribution):
+        return trial.suggest_int(path, space.low, space.high, step=space.step, log=space.log)
+    assert isinstance(space, FloatDistribution)
+    return trial.suggest_float(path, space.low, space.high, log=space.log)
+
+
+def _as_frozen(told: Told, domains_by_path: Mapping[str, Domain], bad: Sequence[float]) -> FrozenTrial:
+    distributions = {path: distribution(domain) for path, domain in domains_by_path.items() if path in told.point}
+    state = {Fate.RUNNING: TrialState.RUNNING, Fate.PRUNED: TrialState.PRUNED}.get(told.fate, TrialState.COMPLETE)
+    values = {Fate.OK: list(told.values), Fate.BROKEN: list(bad)}.get(told.fate)
+    trial = FrozenTrial(
+        number=told.number,
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=values,
+        datetime_start=None,
+        datetime_complete=None,
+        params={path: told.point[path] for path in distributions},
+        distributions=distributions,
+        user_attrs={},
+        system_attrs={},
+        intermediate_values={told.last_tokens: told.last_loss} if told.fate is Fate.PRUNED else {},
+    )
+    if told.fate in (Fate.OK, Fate.BROKEN):
+        trial.set_constraint("broken", float(told.fate is Fate.BROKEN))
+    return trial
+
+
+def _worst(history: Sequence[Told], directions: int) -> list[float]:
+    """The value of a trial that has none: as bad as the worst so far in each objective."""
+    values = [told.values for told in history if told.fate is Fate.OK]
+    return [max((value[i] for value in values), default=0.0) for i in range(directions)]
+
+
+def _tpe(seed: int) -> BaseSampler:
+    with warnings.catch_warnings():
+        # Grouping by the conditions of the tree is marked experimental; leaving it out ignores half the fields.
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return TPESampler(
+            seed=seed,
+            n_startup_trials=STARTUP_TRIALS,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+        )
+
+
+def _gp(seed: int) -> BaseSampler:
+    with warnings.catch_warnings():
+        # The Gaussian process sampler is marked experimental as a whole.
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return GPSampler(
+            seed=seed, independent_sampler=None, n_startup_trials=STARTUP_TRIALS, deterministic_objective=False
+        )
+
+
+def make_sampler(experiment: "Experiment") -> AbstractSampler:
+    """The sampler an experiment asks for; UserError when its space does not suit that sampler."""
+    kind, seed, space = experiment.search.sampler, experiment.search.seed, experiment.space
+    objectives = len(experiment.objectives)
+    makers: dict[str, Callable[[], AbstractSampler]] = {
+        "random": lambda: RandomSampler(space=space, seed=seed),
+        "tpe": lambda: ModelSampler(space=space, seed=seed, directions=objectives, make=_tpe, knows_pruned=True),
+        "grid": lambda: _grid(space),
+        "gp": lambda: _always_active(
+            "gp", space, ModelSampler(space=space, seed=seed, directions=objectives, make=_gp, knows_pruned=False)
+        ),
+        "cmaes": lambda: _cmaes(space, seed, experiment.objectives),
+        "nsga2": lambda: _nsga2(experiment),
+    }
+    if kind not in makers:
+        raise UserError(f"search.sampler: {kind!r} is no sampler; write one of {', '.join(makers)}")
+    return makers[kind]()
+
+
+def _grid(space: Space) -> AbstractSampler:
+    count = size(space)
+    if math.isinf(count):
+        real = [path for path, domain in searched(space).items() if math.isinf(domains.size(domain))]
+        raise UserError(
+            f"search.sampler: grid needs finitely many points, but {', '.join(real)} takes any real number; "
+            "list values, or give the range a step"
+        )
+    if count > MOST_GRID_POINTS:
+        raise UserError(
+            f"search.sampler: grid would go through {count:.3g} points, at most {MOST_GRID_POINTS} are allowed; "
+            "narrow the space or write sampler: tpe"
+        )
+    return GridSampler(space)
+
+
+def _always_active(kind: str, space: Space, sampler: AbstractSampler) -> AbstractSampler:
+    under_choice = sorted(conditional(space))
+    if under_choice:
+        raise UserError(
+            f"search.sampler: {kind} needs every searched field in every point, but {', '.join(under_choice)} live in "
+            "some variants only; fix the variant, fix these fields, or write sampler: tpe"
+        )
+    return sampler
+
+
+def _cmaes(space: Space, seed: int, objectives: Sequence[str]) -> AbstractSampler:
+    found = searched(space)
+    unordered = sorted(path for path, domain in found.items() if isinstance(domain, Choice))
+    if unordered:
+        raise UserError(
+            f"search.sampler: cmaes moves numbers only, but {', '.join(unordered)} chooses among options; fix them, "
+            "write ranges, or write sampler: tpe"
+        )
+    if len(objectives) > 1:
+        raise UserError(f"search.sampler: cmaes takes one objective, not {', '.join(objectives)}; write sampler: nsga2")
+    return _always_active("cmaes", space, CmaesSampler(space=space, seed=seed, fields=found))
+
+
+def _nsga2(experiment: "Experiment") -> AbstractSampler:
+    search = experiment.search
+    if search.population < 2 or search.population > search.trials / 4:
+        raise UserError(
+            f"search.population={search.population}: nsga2 needs 2 to trials / 4 = {search.trials // 4} points a "
+            "generation; change population or trials"
+        )
+    if search.population > MOST_SEEN // 2:
+        raise UserError(
+            f"search.population={search.population}: a proposal looks at {MOST_SEEN} trials, so at most "
+            f"{MOST_SEEN // 2} can be a population; write a smaller one"
+        )
+    return Nsga2Sampler(space=experiment.space, seed=search.seed, population=search.population)

@@ -1,0 +1,262 @@
+"""The driver of a search: prepares data, proposes, trains, records, ends; and goes on where an earlier one stopped."""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runners.dispatch import AbstractSource, Interrupts, dispatch
+from runners.environment import capture
+from runners.finals import FinalOutcome, Finals
+from runners.ledger import Entry
+from runners.local_engine import Job, LocalEngine
+from runners.progress import Progress, Snapshot
+from runners.recorder import Recorder, Shown, short_name
+from runners.study import Proposed, Study, study_folder
+from runners.tasks import task_from_plain
+from runners.telling import as_resolved
+from search_space.records import Metric, Reading, Stage, Status, TrialResult
+
+if TYPE_CHECKING:
+    from runners.tasks.data import TaskData
+    from runners.tracking import Tracker
+    from search_space.experiment import Experiment
+
+_SECONDS, _MISSED = "assay.seconds", "assay.missed"
+_NOTE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOutcome:
+    """How a search stands when its driver returns."""
+
+    name: str
+    parent: str
+    """Id of the search's parent run."""
+    interrupted: str
+    """Name of the signal that ended it; empty when it ended by itself."""
+    ended: str
+    """Why no further trial was started."""
+    counts: Mapping[Status, int]
+    """Trials of the search stage by status, earlier sessions included."""
+    running: int
+    """Trials that were cut off; the same command runs them again."""
+    best_number: int
+    """-1 when no trial is ok."""
+    best_loss: float
+    finals: tuple[FinalOutcome, ...]
+    seconds: float
+    """Wall clock of this session."""
+
+
+def run_search(
+    experiment: "Experiment",
+    *,
+    tracker: "Tracker",
+    study_uri: str,
+    jobs: int = 0,
+    data_path: str = "",
+    extend: bool = False,
+    progress: Progress | None = None,
+) -> SearchOutcome:
+    """Run the search to its end, or go on with it; Ctrl-C and SIGTERM end it cleanly within seconds.
+
+    `jobs` overrides the experiment's, `data_path` names where the task's data lies. Raises UserError for what the user
+    can mend (StudyBusy, StudyMismatch among them) and EngineError when no worker can be started.
+    """
+    shown = Progress() if progress is None else progress
+    began = time.monotonic()
+    with Study.open(study_uri, experiment, extend=extend) as study:
+        folder = study_folder(study_uri, experiment.name)
+        data, file = prepared(experiment, folder, data_path)
+        study.bind(data.shape, data.fingerprint)
+        parent = tracker.start_search(experiment, experiment.space.id, data, capture(experiment.blocks))
+        recorder = Recorder(tracker, shown.note, study.noted(_MISSED, []), lambda missed: study.note(_MISSED, missed))
+        source = SearchSource(study, recorder, folder, shown)
+        finals = Finals(study, recorder, shown)
+        status = "FAILED"
+        try:
+            with (
+                Interrupts() as interrupts,
+                LocalEngine(
+                    jobs=jobs or experiment.engine.jobs,
+                    data=file,
+                    folder=folder / "workers",
+                    threads=experiment.engine.threads,
+                ) as engine,
+            ):
+                source.catch_up()
+                if dispatch(engine, source, interrupts):
+                    finals.deadline = source.deadline
+                    dispatch(engine, finals, interrupts)
+                engine.stop()
+                source.cut_off(interrupts.asked or "max_hours")
+                finals.cut_off(interrupts.asked or "max_hours")
+            status = "KILLED" if interrupts.asked else "FINISHED"
+        finally:
+            source.note_down()
+            shown.end()
+            recorder.close(status, source.metrics())
+        return source.outcome(parent, interrupts.asked, finals.outcomes(), time.monotonic() - began)
+
+
+def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["TaskData", Path]:
+    """The task's data, and the one file under the study's folder that workers read it from."""
+    data = task_from_plain(experiment.task).prepare(data_path)
+    file = folder / f"data-{data.fingerprint[:12]}.safetensors"
+    if not file.exists():
+        data.save(file)
+    return data, file
+
+
+class SearchSource(AbstractSource):
+    """Trials of the search stage: first those an earlier driver left running, then new proposals."""
+
+    def __init__(self, study: Study, recorder: Recorder, folder: Path, progress: Progress) -> None:
+        self._study = study
+        self._experiment = study.experiment
+        self._recorder = recorder
+        self._progress = progress
+        self._weights = folder / "weights"
+        self._weights.mkdir(exist_ok=True)
+        self._left = deque(study.running())
+        self._active: dict[int, Shown] = {}
+        self._began = self._noted = time.monotonic()
+        self._before = float(study.noted(_SECONDS, 0.0))
+        self._ended_here = 0
+        self.deadline = self._began + self._experiment.max_hours * 3600 - self._before
+        self.ended = ""
+        self._copied = sum(entry.generation != study.generation for entry in study.trials())
+        self._counts: Counter[Status] = Counter()
+        self._tokens = 0
+        self._best: tuple[float, int] = (math.inf, -1)
+        for entry in study.trials():
+            if entry.result is not None:
+                self._count(entry.number, entry.result)
+
+    def catch_up(self) -> None:
+        """Show the tracking store what an earlier driver stored but did not live to show."""
+        for entry in self._study.trials():
+            if entry.settled and not self._recorder.any_missed:
+                continue
+            shown = self._shown(entry)
+            if entry.result is not None and (not entry.settled or self._recorder.has_missed(shown)):
+                self._recorder.begin(shown)
+                self._recorder.finish(shown, entry.result)
+                if not entry.settled:
+                    self._study.settle(entry.number)
+
+    def next(self) -> Job | None:
+        proposed = self._left.popleft() if self._left else self._propose()
+        if proposed is None:
+            return None
+        shown = self._shown(self._study.trials()[proposed.number])
+        self._active[proposed.number] = shown
+        self._recorder.begin(shown)
+        self._show(now=True)
+        return Job(key=proposed.number, spec=proposed.spec, weights=shown.weights)
+
+    def report(self, key: int, reading: Reading) -> bool:
+        go_on = self._study.report(key, reading)
+        self._recorder.reading(self._active[key], reading)
+        return go_on
+
+    def finish(self, key: int, result: TrialResult) -> None:
+        self._study.record(key, result)
+        self._recorder.finish(self._active.pop(key), result)
+        self._study.settle(key)
+        self._count(key, result)
+        self._ended_here += 1
+        self._show(now=True)
+
+    def tick(self) -> bool:
+        self._show()
+        if time.monotonic() - self._noted > _NOTE_SECONDS:
+            self.note_down()
+        if time.monotonic() > self.deadline:
+            self.ended = f"max_hours={self._experiment.max_hours:g} passed"
+            return False
+        return True
+
+    def cut_off(self, why: str) -> None:
+        """Mark what still runs as preempted; it stays in the study to be run again."""
+        for shown in self._active.values():
+            self._recorder.preempt(shown, why)
+
+    def note_down(self) -> None:
+        """Store how long the search has run in all."""
+        self._noted = time.monotonic()
+        self._study.note(_SECONDS, self._before + self._noted - self._began)
+
+    def metrics(self) -> dict[str, float]:
+        """What the parent run is closed with."""
+        found = {f"trials/{status}": float(count) for status, count in self._counts.items()}
+        if self._best[1] >= 0:
+            found[Metric.BEST_LOSS] = self._best[0]
+        return {**found, Metric.TOKENS: float(self._tokens)}
+
+    def outcome(self, parent: str, interrupted: str, finals: tuple[FinalOutcome, ...], seconds: float) -> SearchOutcome:
+        """How the search stands now."""
+        return SearchOutcome(
+            name=self._experiment.name,
+            parent=parent,
+            interrupted=interrupted,
+            ended=self.ended or ("" if not interrupted else f"stopped by {interrupted}"),
+            counts=dict(self._counts),
+            running=len(self._study.running()),
+            best_number=self._best[1],
+            best_loss=self._best[0],
+            finals=finals,
+            seconds=seconds,
+        )
+
+    def _propose(self) -> Proposed | None:
+        begun = len(self._study.trials()) - self._copied
+        planned = self._tokens + (len(self._active) + 1) * self._experiment.budget.tokens
+        if self._study.ended:
+            return None
+        if begun >= self._experiment.search.trials:
+            self.ended = f"all {self._experiment.search.trials} trials were run"
+        elif planned > self._experiment.max_tokens:
+            self.ended = f"one more trial could pass max_tokens={self._experiment.max_tokens:g}"
+        else:
+            proposed = self._study.propose()
+            self.ended = self._study.ended
+            return proposed
+        return None
+
+    def _shown(self, entry: Entry) -> Shown:
+        resolved = as_resolved(entry)
+        return Shown(
+            number=entry.number,
+            stage=Stage.SEARCH,
+            generation=entry.generation,
+            spec=entry.spec,
+            resolved=resolved,
+            name=f"{entry.number:03d} {short_name(resolved)}",
+            tags={},
+            weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
+        )
+
+    def _count(self, number: int, result: TrialResult) -> None:
+        self._counts[result.status] += 1
+        self._tokens += result.tokens
+        if result.status is Status.OK:
+            self._best = min(self._best, (result.metrics[Metric.LOSS], number))
+
+    def _show(self, *, now: bool = False) -> None:
+        total = self._experiment.search.trials + self._copied
+        left = total - self._counts.total()
+        elapsed = time.monotonic() - self._began
+        snapshot = Snapshot(
+            what="trials",
+            total=total,
+            counts=self._counts,
+            running=len(self._active),
+            best="" if self._best[1] < 0 else f"{self._best[0]:.4f} (trial {self._best[1]})",
+            eta_seconds=elapsed / self._ended_here * left if self._ended_here else None,
+        )
+        self._progress.show(snapshot, now=now)

@@ -1,0 +1,290 @@
+"""A search's one source of truth: what was proposed, what came of it, and what to try next, all in a database."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from optuna.storages import RDBStorage
+
+from blocks.families import InfeasibleArchitecture
+from runners.candidate import Resolved, make_spec, resolve
+from runners.generations import StudyMismatch, generation_of, study_name
+from runners.history import Fate, Told, as_ranges, select
+from runners.ledger import SQLITE, Entry, Ledger, open_storage
+from runners.locks import StudyBusy, lock_study
+from runners.pruning import make_pruner, observe_all
+from runners.samplers import make_sampler
+from runners.telling import as_resolved, as_told, completed, directions, live_domains, objective_values
+from search_space.canon import canonical_json, digest, seed_from
+from search_space.domains import Scalar
+from search_space.errors import UserError
+from search_space.places import file_name
+from search_space.records import Reading, Seeds, TrialResult, TrialSpec
+from search_space.space import enumerate_all, searched, size
+
+if TYPE_CHECKING:
+    from runners.tasks.data import TaskShape
+    from search_space.experiment import Experiment
+
+__all__ = ["Proposed", "Study", "StudyBusy", "StudyMismatch", "study_folder"]
+
+MOST_DRAWS = 2000
+"""Draws for one trial before the search gives up finding a new legal point."""
+DRAWS_BEFORE_COUNTING = 200
+MOST_COUNTED = 100_000
+"""A finite space of at most so many points is gone through before it is called used up."""
+_FINGERPRINT = "assay.fingerprint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposed:
+    """A stored trial that is to be run."""
+
+    number: int
+    generation: int
+    resolved: Resolved
+    spec: TrialSpec
+
+
+def study_folder(uri: str, name: str) -> Path:
+    """Where the search keeps its files (data, logs, weights, lock): beside a SQLite study, else under mlruns/."""
+    beside = Path(uri.removeprefix(SQLITE)).parent if uri.startswith(SQLITE) else Path("mlruns/studies")
+    return beside.absolute() / file_name(name)
+
+
+class Study:
+    """Proposes trials, takes their readings and results; open it with `Study.open`, one process at a time."""
+
+    def __init__(self, storage: RDBStorage, experiment: "Experiment", generation: int, release: Callable[[], None]):
+        self.storage = storage
+        self.experiment = experiment
+        self.generation = generation
+        self.ended = ""
+        """Why there is nothing more to propose; empty while there is."""
+        self._release = release
+        self._ledger = Ledger(storage, study_name(experiment.name, generation), directions(experiment.objectives))
+        self._sampler = make_sampler(experiment)
+        self._pruner = make_pruner(experiment)
+        self._searched = searched(experiment.space)
+        self._refused: dict[str, str] = {}
+        self._told: dict[int, Told] = {}
+        self._shape: TaskShape | None = None
+        self._fingerprint = ""
+        for entry in self._ledger.entries():
+            observe_all(self._pruner, entry.number, dict(entry.readings), entry.result)
+        self._points = {canonical_json(dict(entry.point)) for entry in self._ledger.entries()}
+        self._candidates = {digest(entry.spec.candidate) for entry in self._ledger.entries()}
+
+    @classmethod
+    def open(cls, uri: str, experiment: "Experiment", *, extend: bool = False) -> Self:
+        """The study of this name and experiment, begun or gone on with.
+
+        StudyBusy when another process runs it; StudyMismatch when the name was begun with another experiment and
+        `extend` is off, or is on but the results could not be compared.
+        """
+        make_sampler(experiment)
+        make_pruner(experiment)
+        folder = study_folder(uri, experiment.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        storage = open_storage(uri)
+        release = lock_study(storage, experiment.name, folder)
+        try:
+            return cls(storage, experiment, generation_of(storage, experiment, extend=extend), release)
+        except BaseException:
+            release()
+            raise
+
+    def close(self) -> None:
+        """Let the study go; another driver may open it."""
+        self._release()
+        self.storage.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def bind(self, shape: "TaskShape", fingerprint: str) -> None:
+        """Say which data trials are trained on; StudyMismatch when earlier trials saw other data."""
+        stored = self._ledger.noted(_FINGERPRINT, fingerprint)
+        if stored != fingerprint:
+            raise StudyMismatch(
+                f"search {self.experiment.name!r} was begun on data with fingerprint {stored[:12]}, this is "
+                f"{fingerprint[:12]}; its results would not compare: restore the data (--data) or give another --name"
+            )
+        if not self._ledger.noted(_FINGERPRINT, ""):
+            self._ledger.note(_FINGERPRINT, fingerprint)
+        self._shape, self._fingerprint = shape, fingerprint
+
+    @property
+    def shape(self) -> "TaskShape":
+        """What a model must fit."""
+        assert self._shape is not None, "bind() says which data is trained on"
+        return self._shape
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data trials are trained on."""
+        return self._fingerprint
+
+    def trials(self) -> Sequence[Entry]:
+        """Every trial of this generation, those copied from earlier ones included, by number."""
+        return self._ledger.entries()
+
+    def running(self) -> list[Proposed]:
+        """Trials that were stored but have no result: a driver that comes back runs them again from the start."""
+        return [_proposed(entry) for entry in self._ledger.entries() if entry.result is None]
+
+    def unsettled(self) -> list[Entry]:
+        """Trials whose result is stored but was not yet shown to the tracking store."""
+        return [entry for entry in self._ledger.entries() if entry.result is not None and not entry.settled]
+
+    def propose(self) -> Proposed | None:
+        """The next trial, stored as running; None when there is none, and `ended` says why."""
+        number = len(self._ledger)
+        if number == 0 and self.experiment.baseline:
+            return self._store_baseline()
+        history = self._history()
+        seen = history if self._sampler.sees_all else select(history)
+        found, redraws = self._find(self._sampler.draws(number, seen))
+        if found is None:
+            return None
+        shown = {
+            "finished": as_ranges([told.number for told in seen if told.fate is not Fate.RUNNING]),
+            "running": as_ranges([told.number for told in seen if told.fate is Fate.RUNNING]),
+        }
+        return self._store(found, {"redraws": redraws, "history": shown, "drawn": True})
+
+    def report(self, number: int, reading: Reading) -> bool:
+        """Take a reading; False when the trial is to be pruned."""
+        if not self._pruner.wants(number, reading.tokens):
+            return True
+        self._ledger.read(number, reading.tokens, reading.loss)
+        self._pruner.observe(number, reading.tokens, reading.loss)
+        return self._pruner.goes_on(number, reading.tokens)
+
+    def record(self, number: int, result: TrialResult) -> None:
+        """Store how a trial ended; it stays unsettled until `settle`."""
+        self._ledger.record(number, result)
+        observe_all(self._pruner, number, dict(self._ledger[number].readings), result)
+
+    def settle(self, number: int) -> None:
+        """Close a recorded trial; from now on the sampler learns from it."""
+        self._ledger.settle(number, objective_values(self.experiment.objectives, self._ledger[number]))
+
+    def tell(self, number: int, result: TrialResult) -> None:
+        """Record and settle."""
+        self.record(number, result)
+        self.settle(number)
+
+    def note(self, key: str, value: Any) -> None:
+        """Store a plain value about the search."""
+        self._ledger.note(key, value)
+
+    def noted(self, key: str, default: Any) -> Any:
+        """The plain value stored about the search."""
+        return self._ledger.noted(key, default)
+
+    def _history(self) -> list[Told]:
+        found = []
+        for entry in self._ledger.entries():
+            if entry.number not in self._told:
+                point = completed(self.experiment.space, entry.point)
+                if point is None:
+                    continue
+                told = as_told(entry, point, self.experiment.objectives, self.generation)
+                if told.fate is Fate.RUNNING:
+                    found.append(told)
+                    continue
+                self._told[entry.number] = told
+            found.append(self._told[entry.number])
+        return found
+
+    def _find(self, draws: Iterator[dict[str, Scalar]]) -> tuple[Resolved | None, dict[str, int]]:
+        """The first new legal point of the draws, and how many were refused for which reason."""
+        refused: Counter[str] = Counter()
+        count = size(self.experiment.space)
+        for point in draws:
+            resolved, reason = self._judge(point)
+            if resolved is not None:
+                return resolved, dict(refused)
+            refused[reason] += 1
+            total = refused.total()
+            if total >= DRAWS_BEFORE_COUNTING and count <= MOST_COUNTED and not self._sampler.ends:
+                return self._find_any(refused)
+            if total >= MOST_DRAWS and not self._sampler.ends:
+                last = self._refused.get(canonical_json(point), "")
+                self.ended = f"no new legal point in {total} draws ({dict(refused)}); the last: {last or 'known'}"
+                return None, dict(refused)
+        self.ended = self._used_up()
+        return None, dict(refused)
+
+    def _find_any(self, refused: Counter[str]) -> tuple[Resolved | None, dict[str, int]]:
+        """Go through a finite space for a new legal point."""
+        for point in enumerate_all(self.experiment.space):
+            resolved, _ = self._judge(point)
+            if resolved is not None:
+                return resolved, {**refused, "enumerated": 1}
+        self.ended = self._used_up()
+        return None, dict(refused)
+
+    def _used_up(self) -> str:
+        return f"every distinct legal point of the space was tried ({size(self.experiment.space):.0f} points in all)"
+
+    def _judge(self, point: Mapping[str, Scalar]) -> tuple[Resolved | None, str]:
+        """The resolved point, or None and the reason against it."""
+        key = canonical_json(dict(point))
+        if key in self._points:
+            return None, "duplicate"
+        if key in self._refused:
+            return None, "infeasible" if self._refused[key] else "duplicate"
+        try:
+            resolved = resolve(point, self.experiment, self.shape)
+        except InfeasibleArchitecture as error:
+            self._refuse(key, str(error))
+            return None, "infeasible"
+        if digest(self._spec(resolved).candidate) in self._candidates:
+            self._refuse(key, "")
+            return None, "duplicate"
+        return resolved, ""
+
+    def _refuse(self, key: str, why: str) -> None:
+        if len(self._refused) < MOST_COUNTED:
+            self._refused[key] = why
+
+    def _spec(self, resolved: Resolved) -> TrialSpec:
+        seed = self.experiment.search.seed
+        seeds = Seeds(init=seed_from(seed, "init"), data=seed_from(seed, "data"), dropout=seed_from(seed, "dropout"))
+        return make_spec(resolved, self.experiment, fingerprint=self._fingerprint, seeds=seeds)
+
+    def _store_baseline(self) -> Proposed:
+        try:
+            resolved = resolve(self.experiment.baseline, self.experiment, self.shape)
+        except InfeasibleArchitecture as error:
+            raise UserError(f"baseline: cannot be trained under this experiment: {error}") from error
+        return self._store(resolved, {"redraws": {}, "drawn": False, "baseline": True})
+
+    def _store(self, resolved: Resolved, marks: Mapping[str, Any]) -> Proposed:
+        spec = self._spec(resolved)
+        entry = Entry(
+            number=len(self._ledger),
+            generation=self.generation,
+            spec=spec,
+            point=resolved.flat,
+            arch_id=resolved.arch_id,
+            cost=dataclasses.asdict(resolved.cost),
+            marks=marks,
+        )
+        self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
+        self._points.add(canonical_json(dict(resolved.flat)))
+        self._candidates.add(digest(spec.candidate))
+        return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)
+
+
+def _proposed(entry: Entry) -> Proposed:
+    return Proposed(number=entry.number, generation=entry.generation, resolved=as_resolved(entry), spec=entry.spec)
