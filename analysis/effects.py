@@ -17,7 +17,7 @@ from analysis.factors import FEWEST, Factor, Level, factor
 from analysis.frame import ENDED_BADLY, PARAM, TRAINED, Search, short_path, short_value
 
 ALPHA = 0.05
-_ROWS_PER_COLUMN = 3
+_ROWS_PER_COLUMN = 2
 """Trials the model wants for each coefficient."""
 
 
@@ -185,25 +185,27 @@ def _said(target: Factor, level: Level, numbers: tuple[float, ...], adjusted: tu
 
 
 def _failures(search: Search, alpha: float) -> tuple[FailureRate, ...]:
-    """Every option or half of a range in which a trial ended badly, where the trials differ in it."""
+    """Options and halves of ranges with which trials ended badly more often, or surely less, most telling first."""
     ended = search.trials[search.trials["status"].isin((*TRAINED, *ENDED_BADLY))]
     bad = ended["status"].isin(ENDED_BADLY)
     groups: list[tuple[str, str, pd.Series, pd.Series]] = []
     for path in search.varied if bad.any() else ():
         groups += [(path, *group) for group in _groups(ended[PARAM + path])]
-    rates = []
+    rates: list[tuple[float, FailureRate]] = []
     for path, option, inside, outside in groups:
         n, hits = int(inside.sum()), int((bad & inside).sum())
         rest, rest_hits = int(outside.sum()), int((bad & outside).sum())
         if not hits or not rest:
             continue
-        decided = min(n, rest) >= FEWEST and regression.fisher(hits, n, rest_hits, rest) < alpha / len(groups)
-        claim = "undecided" if not decided else "more" if hits * rest > rest_hits * n else "less"
-        counts = ended[bad & inside]["status"].value_counts().to_dict()
-        rates.append(
-            FailureRate(path=path, option=option, n=n, counts={str(k): int(v) for k, v in counts.items()}, claim=claim)
-        )
-    return tuple(sorted(rates, key=lambda rate: -sum(rate.counts.values()) / rate.n))
+        chance = regression.fisher(hits, n, rest_hits, rest)
+        decided = min(n, rest) >= FEWEST and chance < alpha / len(groups)
+        more = hits * rest > rest_hits * n
+        if not (more or decided):
+            continue
+        claim = "undecided" if not decided else "more" if more else "less"
+        seen = {str(status): int(count) for status, count in ended[bad & inside]["status"].value_counts().items()}
+        rates.append((chance, FailureRate(path=path, option=option, n=n, counts=seen, claim=claim)))
+    return tuple(rate for _, rate in sorted(rates, key=lambda entry: entry[0]))
 
 
 def _groups(values: pd.Series) -> list[tuple[str, pd.Series, pd.Series]]:

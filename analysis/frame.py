@@ -152,14 +152,24 @@ def short_value(value: Scalar) -> str:
 
 
 def describe(search: Search, row: "pd.Series[Any]") -> str:
-    """What sets this trial apart within its search, in a few words."""
+    """What sets this trial apart within its search: softmax(kv_heads=2)+rotary layers=3 learning_rate=0.003."""
+    live = {path: row[PARAM + path] for path in search.varied if not _absent(row[PARAM + path])}
+    kinds = {path.removesuffix(".kind"): str(value) for path, value in live.items() if path.endswith(".kind")}
+    inner: dict[str, list[str]] = {family: [] for family in kinds}
     words: list[str] = []
-    for path in search.varied:
-        value = row[PARAM + path]
-        if _absent(value):
+    for path, value in live.items():
+        if path.endswith(".kind"):
             continue
-        words.append(str(value) if path.endswith(".kind") else f"{short_path(path)}={short_value(value)}")
-    return " ".join(words) or str(row["name"])
+        family = next((family for family in kinds if path.startswith(f"{family}.")), "")
+        inner.get(family, words).append(_setting(path.rpartition(".")[2] if family else short_path(path), value))
+    blocks = [f"{kind}({', '.join(inner[family])})" if inner[family] else kind for family, kind in kinds.items()]
+    return " ".join([*(["+".join(blocks)] if blocks else []), *words]) or str(row["name"])
+
+
+def _setting(name: str, value: Scalar) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name}={short_value(value)}"
 
 
 def _absent(value: Any) -> bool:

@@ -1,0 +1,89 @@
+"""The trials of a search in the order of what is known of them, with the difference to the baseline."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.frame import ENDED_BADLY, Search, describe
+from search_space.records import Metric, Stage, Status
+
+_RANK = {str(Status.OK): 0, str(Status.PRUNED): 1}
+_COSTS = (Metric.PARAMS, Metric.FLOPS, Metric.STATE_BYTES, Metric.TOKENS_PER_SECOND, Metric.PEAK_BYTES, Metric.SECONDS)
+
+
+def leaderboard(search: Search) -> pd.DataFrame:
+    """One row a search trial: finished trials by loss, then pruned ones by how far they came, then the others.
+
+    Columns: run, number, what, status, reason, loss (the last reading where the trial was cut short), tokens,
+    difference (to the baseline, finished trials only), is_baseline, and the cost measures that were recorded.
+    """
+    trials = search.trials
+    last = search.curves.groupby("run_id")[["tokens", "loss"]].last()
+    board = pd.DataFrame(
+        {
+            "run": [f"{search.name}/{number}" for number in trials["number"]],
+            "number": trials["number"],
+            "what": [describe(search, row) for _, row in trials.iterrows()],
+            "status": trials["status"],
+            "reason": trials["reason"],
+            "loss": trials[Metric.LOSS].fillna(trials["run_id"].map(last["loss"])),
+            "tokens": trials[Metric.TOKENS].fillna(trials["run_id"].map(last["tokens"])),
+            "is_baseline": trials["is_baseline"],
+        }
+    )
+    baseline = search.baseline
+    level = math.nan if baseline is None or baseline["status"] != Status.OK else float(baseline[Metric.LOSS])
+    board["difference"] = np.where(trials["status"] == Status.OK, board["loss"] - level, math.nan)
+    for cost in _COSTS:
+        if cost in trials:
+            board[cost] = trials[cost]
+    keys = pd.DataFrame(
+        {
+            "rank": board["status"].map(_RANK).fillna(2 + board["status"].isin(ENDED_BADLY)),
+            "cut": np.where(board["status"] == Status.PRUNED, -board["tokens"].fillna(0), 0),
+            "loss": board["loss"].fillna(math.inf),
+            "number": board["number"],
+        }
+    )
+    return board.loc[keys.sort_values(["rank", "cut", "loss", "number"]).index].reset_index(drop=True)
+
+
+def leaderboard_json(search: Search) -> list[dict[str, Any]]:
+    """The leaderboard as plain JSON data; what has no number is null."""
+    rows = leaderboard(search).to_dict("records")
+    return [
+        {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in rows
+    ]
+
+
+def seed_spread(search: Search) -> tuple[float, int]:
+    """Standard deviation of the final loss between seeds of one candidate, pooled over the finals, and its degrees.
+
+    NaN and 0 when no candidate has two finished replicas.
+    """
+    done = search.frame[(search.frame["stage"] == Stage.FINAL) & (search.frame["status"] == Status.OK)]
+    groups = [group[Metric.LOSS].dropna().to_numpy() for _, group in done.groupby("candidate")]
+    degrees = sum(len(group) - 1 for group in groups if len(group) > 1)
+    if not degrees:
+        return math.nan, 0
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    return math.sqrt(squares / degrees), degrees
+
+
+def lead_text(search: Search) -> str:
+    """What one may say of the best trial against the next: one seed decides nothing within the spread of seeds."""
+    best = search.finished
+    if len(best) < 2:
+        return "Fewer than two trials finished: there is nothing to order."
+    lead = float(best[Metric.LOSS].iloc[1] - best[Metric.LOSS].iloc[0])
+    names = [f"{search.name}/{number}" for number in best["number"].iloc[:2]]
+    head = f"{names[0]} leads {names[1]} by {lead:.3f} {search.unit} on one seed each"
+    spread, degrees = seed_spread(search)
+    if not degrees:
+        return f"{head}; no final tells how far seeds lie apart, so this order is undecided."
+    rule = "within" if lead < 2 * math.sqrt(2) * spread else "beyond"
+    close = "undecided" if rule == "within" else "likely, but a paired final has to say"
+    return f"{head}, {rule} what seeds alone do (deviation {spread:.3f}, {degrees} degrees of freedom): {close}."
