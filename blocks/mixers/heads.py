@@ -77,16 +77,27 @@ class ScaledUnitNorm(nn.Module):
         return nn.functional.normalize(x, dim=-1, eps=1e-6) * self.temperature[:, None]
 
 
+class Wide(nn.Module):
+    """A norm computed in float32 or wider, its output in the dtype of its input."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T H K"]:
+        return self.norm(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+
 def _rms(head_dim: int) -> nn.Module:
     norm = nn.RMSNorm(head_dim, eps=1e-6)
     mark(norm.weight, Role.GAIN)
-    return norm
+    return Wide(norm)
 
 
 def _layer(head_dim: int) -> nn.Module:
     norm = nn.LayerNorm(head_dim, bias=False)
     mark(norm.weight, Role.GAIN)
-    return norm
+    return Wide(norm)
 
 
 QkNorm = tuple[nn.Module, nn.Module, float]
@@ -94,7 +105,7 @@ QkNorm = tuple[nn.Module, nn.Module, float]
 
 _QK_NORMS: dict[str, Callable[[HeadShape, int], QkNorm]] = {
     "none": lambda shape, length: (nn.Identity(), nn.Identity(), shape.head_dim**-0.5),
-    "l2": lambda shape, length: (ScaledUnitNorm(shape.heads, length), UnitNorm(), 1.0),
+    "l2": lambda shape, length: (Wide(ScaledUnitNorm(shape.heads, length)), Wide(UnitNorm()), 1.0),
     "rms": lambda shape, length: (_rms(shape.head_dim), _rms(shape.head_dim), shape.head_dim**-0.5),
     "layer": lambda shape, length: (_layer(shape.head_dim), _layer(shape.head_dim), shape.head_dim**-0.5),
 }
@@ -177,7 +188,7 @@ class AttentionModule(MixerModule):
         q, k, v = (
             rearrange(project(x), "B T (H K) -> B T H K", K=head_dim) for project in (self.query, self.key, self.value)
         )
-        return self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype), v
+        return self.query_norm(q), self.key_norm(k), v
 
     def _join(self, mixed: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
         return self.out(rearrange(mixed, "B T H K -> B T (H K)"))

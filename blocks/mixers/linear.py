@@ -119,7 +119,7 @@ class Linear(AbstractMixer):
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         chunk = min(CHUNK, length)
-        pairs = heads.mean_visible(chunk, chunk) if causal else chunk
+        pairs = heads.mean_visible(chunk, chunk) if causal else float(chunk)
         sums = 4.0 * self.heads * self.head_dim**2
         normaliser = 2.0 * self.heads * self.head_dim
         projections = heads.projection_flops(dims.d_model, self.head_shape())

@@ -47,7 +47,7 @@ class SlidingWindow(AbstractMixer):
         return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
-        keys = heads.mean_visible(length, self.window) if causal else min(self.window, length)
+        keys = heads.mean_visible(length, self.window) if causal else float(min(self.window, length))
         return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
 
     def canonical(self, dims: Dims) -> AbstractMixer:

@@ -43,5 +43,5 @@ class Softmax(AbstractMixer):
         return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
-        keys = heads.mean_visible(length, length) if causal else length
+        keys = heads.mean_visible(length, length) if causal else float(length)
         return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
