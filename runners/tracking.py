@@ -73,6 +73,7 @@ class Tracker:
                 Tag.KIND: "search",
                 Tag.SPACE: space_id,
                 Tag.FINGERPRINT: data.fingerprint,
+                Tag.UNIT: data.unit,
                 Tag.DETERMINISTIC: str(experiment.engine.deterministic).lower(),
                 Tag.ENVIRONMENT: environment.id,
                 Tag.NOTE: rows.parent_note(experiment, data),
