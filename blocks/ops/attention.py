@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
+from blocks.ops.precision import full_precision
 
 
 def visible_keys(
@@ -42,7 +43,7 @@ def attention_weights(
 ) -> Float[Tensor, "B H T S"]:
     """Softmax weights, computed in float32 or wider; rows sum to one, or are all zero where nothing is visible."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with full_precision(q.device):
         k = repeat(k, "B S G K -> B S (G R) K", R=q.shape[2] // k.shape[2])
         logits = einsum(q.to(wide), k.to(wide), "B T H K, B S H K -> B H T S") * scale
         if bias is not None:
@@ -56,7 +57,7 @@ def weighted_values(
     weights: Float[Tensor, "B H T S"], v: Float[Tensor, "B S G V"], dropout: float = 0.0
 ) -> Float[Tensor, "B T H V"]:
     """Values averaged by the weights, each weight dropped with probability `dropout`, in the dtype of the values."""
-    with torch.autocast(v.device.type, enabled=False):
+    with full_precision(v.device):
         dropped = F.dropout(weights, dropout) if dropout else weights
         values = repeat(v, "B S G V -> B S (G R) V", R=weights.shape[1] // v.shape[2])
         return einsum(dropped, values.to(weights.dtype), "B H T S, B S H V -> B T H V").to(v.dtype)

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
+from blocks.ops.precision import full_precision
 
 EMPTY = 1e-12
 CHUNK = 64
@@ -40,7 +41,7 @@ def quadratic(
     plain_k: Float[Tensor, "B T H K"],
 ) -> Float[Tensor, "B T H V"]:
     """The definition: every visible pair is formed."""
-    with torch.autocast(v.device.type, enabled=False):
+    with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
         products = einsum(q, k, "B T H K, B S H K -> B H T S").tril()
         weights = einsum(plain_q, plain_k, "B T H K, B S H K -> B H T S").tril()
@@ -60,7 +61,7 @@ def chunked(
     """Pairs within chunks, sums across them; any length, and the sums after the last token."""
     n_tokens = q.shape[1]
     chunk = min(chunk, n_tokens)
-    with torch.autocast(v.device.type, enabled=False):
+    with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
         sum_b = plain_k.cumsum(1) + sums[1][:, None]
         weight = einsum(plain_q, sum_b, "B T H K, B T H K -> B T H")
@@ -87,7 +88,7 @@ def recurrent(
 ) -> tuple[Float[Tensor, "B T H V"], Sums]:
     """Token by token, as decoding does it."""
     rows = []
-    with torch.autocast(v.device.type, enabled=False):
+    with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
         sum_kv, sum_b = sums
         for t in range(q.shape[1]):
