@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = command("replay", "rebuild a run from the tracking store, train it again, compare bit for bit")
     replay.add_argument("run", help=_RUN)
     replay.add_argument("--data", default="", help="where the data lies when the store does not hold it")
+    _recorded_blocks(replay)
     _json(replay)
 
     report = command("report", "Markdown and pictures: what won, by how much, and what is undecided")
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", help=_RUN)
     export.add_argument("--to", required=True, help="folder to create")
     export.add_argument("--data", default="", help="where the data lies when the model must be trained again")
+    _recorded_blocks(export)
 
     remove = command("rm", "delete a search: its runs, files and study", "housekeeping")
     remove.add_argument("name", help="name of a search")
@@ -113,6 +115,12 @@ def _overrides(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PATH=VALUE",
         help="override one entry of the file, such as budget.tokens=1M; may be repeated",
+    )
+
+
+def _recorded_blocks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recorded-blocks", action="store_true", help="run your own block modules as the store holds them"
     )
 
 
