@@ -17,8 +17,6 @@ from analysis.factors import FEWEST, Factor, Level, factor
 from analysis.frame import ENDED_BADLY, PARAM, TRAINED, Search, short_path, short_value
 
 ALPHA = 0.05
-_ROWS_PER_COLUMN = 2
-"""Trials the model wants for each coefficient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def main_effects(search: Search, *, alpha: float = ALPHA) -> Effects:
         for path in search.varied
         if len(trials)
     ]
-    factors = _by_marginal_fit([entry for entry in found if entry is not None], losses)
+    factors = [entry for entry in found if entry is not None]
     claims = sum(level.enough for entry in factors for level in entry.levels)
     estimated = {entry.path: _effects(entry, factors, losses, alpha / max(claims, 1)) for entry in factors}
     agreement, n_finished = curves.rank_agreement(search, tokens)
@@ -119,34 +117,27 @@ def main_effects(search: Search, *, alpha: float = ALPHA) -> Effects:
     )
 
 
-def _by_marginal_fit(factors: Sequence[Factor], losses: np.ndarray) -> list[Factor]:
-    """The factors, those that explain most per column first."""
-
-    def unexplained(entry: Factor) -> float:
-        design = np.column_stack([np.ones(len(losses)), entry.live.astype(float), entry.columns])
-        residual = losses - design @ np.linalg.lstsq(design, losses, rcond=None)[0]
-        spare = max(len(losses) - np.linalg.matrix_rank(design), 1)
-        return float(residual @ residual) / spare
-
-    return sorted(factors, key=unexplained)
-
-
 def _effects(target: Factor, factors: Sequence[Factor], losses: np.ndarray, alpha: float) -> list[Effect]:
     """The levels of one factor, the others held equal as far as the trials bear it."""
     design = np.column_stack([np.ones(len(losses)), target.columns])
     basis = regression.extended(np.full((len(losses), 1), len(losses) ** -0.5), target.columns)
     if basis is None or len(losses) <= design.shape[1]:
         return [_said(target, level, (float("nan"),) * 3, ()) for level in target.levels]
-    adjusted: list[str] = []
     parents = [entry for entry in factors if _is_parent(entry, target)]
-    for other in [*parents, *(entry for entry in factors if entry not in parents and entry is not target)]:
-        width = design.shape[1] + other.columns.shape[1]
-        if len(losses) < (width + 1 if other in parents else _ROWS_PER_COLUMN * width):
-            continue
-        wider = regression.extended(basis, other.columns)
-        if wider is not None:
-            design, basis = np.hstack([design, other.columns]), wider
-            adjusted.append(short_path(other.path))
+    others = [entry for entry in factors if entry is not target and entry not in parents]
+    held_equal = []
+    for parent in parents:
+        wider = regression.extended(basis, parent.columns)
+        if wider is not None and wider.shape[1] < len(losses):
+            basis = wider
+            held_equal.append(parent)
+    design, picked = regression.chosen(
+        [target.columns, *(parent.columns for parent in held_equal)],
+        [other.columns for other in others],
+        losses - losses.mean(),
+    )
+    held_equal += [others[place] for place in picked]
+    adjusted = [short_path(entry.path) for entry in held_equal]
     fit = regression.fit(design, losses)
     own = target.columns.shape[1]
     rows = []

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis.effects import Effect, Effects
 from analysis.frame import Search, short_path
 from analysis.leaderboard import leaderboard, seed_spread
 from analysis.pareto import front
-from analysis.text import quantity
 from analysis.verdicts import Contrast
 from search_space.records import Metric, Status
 
@@ -49,7 +48,7 @@ STYLE: dict[Any, Any] = {
 _ROW = 0.27
 """Inches a labelled row takes."""
 _MOST_ROWS = 60
-_LABEL = 70
+_LABEL = 100
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -59,13 +58,14 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
+@mpl.rc_context(STYLE)
 def leaderboard_figure(search: Search, top: int = 15) -> Figure:
     """Final losses of the best trials, with the spread of seeds where finals tell it."""
     board = leaderboard(search)
     done = board[board["status"] == Status.OK]
     shown = done[(np.arange(len(done)) < top) | done["is_baseline"].to_numpy()]
     spread, degrees = seed_spread(search)
-    figure, axes = _canvas(9.0, 1.5 + _ROW * max(len(shown), 1))
+    figure, axes = _canvas(11.0, 1.7 + _ROW * max(len(shown), 1))
     rows = np.arange(len(shown))
     if degrees:
         axes.errorbar(shown["loss"], rows, xerr=spread, fmt="none", ecolor=GREY, elinewidth=1.2, capsize=2, zorder=2)
@@ -73,7 +73,9 @@ def leaderboard_figure(search: Search, top: int = 15) -> Figure:
     axes.scatter(shown["loss"], rows, c=colours, s=34, zorder=3)
     for row, loss in zip(rows, shown["loss"], strict=True):
         axes.annotate(f"{loss:.3f}", (loss, row), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7)
-    axes.set_yticks(rows, [f"#{n}  {_cut(what)}" for n, what in zip(shown["number"], shown["what"], strict=True)])
+    axes.set_yticks(
+        rows, [f"#{n}  {_cut(what)}" for n, what in zip(shown["number"], shown["what"], strict=True)], fontsize=8
+    )
     axes.set_ylim(len(shown) - 0.5, -0.8)
     axes.margins(x=0.08)
     axes.set_xlabel(f"final validation loss ({search.unit}); lower is better")
@@ -82,10 +84,11 @@ def leaderboard_figure(search: Search, top: int = 15) -> Figure:
         notes.append(f"bars: ±1 deviation between seeds, {spread:.3f}, from finals ({degrees} d.f.)")
     if shown["is_baseline"].any():
         notes.append("orange: the baseline")
-    _title(axes, f"{search.name}: leaderboard", notes)
+    _title(figure, f"{search.name}: leaderboard", notes)
     return figure
 
 
+@mpl.rc_context(STYLE)
 def curves_figure(search: Search) -> Figure:
     """Every learning curve of the search; the best and the baseline stand out."""
     figure, axes = _canvas(8.0, 4.8)
@@ -117,14 +120,15 @@ def curves_figure(search: Search) -> Figure:
         colour = STATUS_COLOURS.get(str(status), GREY)
         axes.plot([], [], color=colour, lw=1.5, label=f"{str(status).replace('_', ' ')}: {count}")
     _robust_limits(axes, search.curves["loss"])
-    axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel("training tokens")
     axes.set_ylabel(f"validation loss ({search.unit})")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
-    _title(axes, f"{search.name}: learning curves", [f"{int(counts.sum())} trials with readings, one seed each"])
+    _title(figure, f"{search.name}: learning curves", [f"{int(counts.sum())} trials with readings, one seed each"])
     return figure
 
 
+@mpl.rc_context(STYLE)
 def effects_figure(effects: Effects) -> Figure:
     """Every effect with its interval and numbers of trials."""
     rows = _widest_first(effects.rows)
@@ -154,16 +158,17 @@ def effects_figure(effects: Effects) -> Figure:
     notes = [f"{effects.n} trials, adjusted for the other choices; intervals hold together at {level}"]
     if len(rows) < len(effects.rows):
         notes.append(f"the {len(rows)} largest of {len(effects.rows)} effects")
-    _title(axes, "What each choice was worth", notes)
+    _title(figure, "What each choice was worth", notes)
     return figure
 
 
+@mpl.rc_context(STYLE)
 def cost_figure(search: Search, measures: Sequence[str] = (Metric.PARAMS, Metric.FLOPS)) -> Figure:
     """Final loss against cost, with the trials no other betters in both."""
     names = {Metric.PARAMS: "parameters", Metric.FLOPS: "forward FLOPs/token", Metric.STATE_BYTES: "state bytes/token"}
     measures = [name for name in measures if name in search.finished and search.finished[name].notna().any()]
-    figure, grid = _grid(4.6 * max(len(measures), 1), 4.2, max(len(measures), 1))
-    for axes, measure in zip(grid, measures, strict=False):
+    figure = Figure(figsize=(4.6 * len(measures), 4.4))
+    for axes, measure in zip(np.atleast_1d(figure.subplots(1, len(measures))), measures, strict=True):
         done = search.finished.dropna(subset=[measure])
         axes.scatter(done[measure], done[Metric.LOSS], color=BLUE, s=26, alpha=0.75, zorder=2)
         best = front(done, {measure: "min", Metric.LOSS: "min"})
@@ -176,18 +181,19 @@ def cost_figure(search: Search, measures: Sequence[str] = (Metric.PARAMS, Metric
         if done[measure].max() > 3 * max(done[measure].min(), 1):
             axes.set_xscale("log")
         else:
-            axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.locator_params(axis="x", nbins=5)
         axes.margins(0.12)
         axes.set_xlabel(names.get(measure, measure))
         axes.set_ylabel(f"final validation loss ({search.unit})")
-        note = "ring: no other is both cheaper and better" + ("; diamond: baseline" if len(marked) else "")
-        _title(
-            axes, f"Loss against {names.get(measure, measure)}", [f"{len(done)} finished trials, one seed each", note]
-        )
+    notes = [f"{len(search.finished)} finished trials, one seed each", "ring: no other is both cheaper and better"]
+    if search.baseline is not None:
+        notes.append("diamond: the baseline")
+    _title(figure, f"{search.name}: loss against cost", ["; ".join(notes)])
     return figure
 
 
+@mpl.rc_context(STYLE)
 def failures_figure(search: Search) -> Figure:
     """How the trials ended."""
     counts = search.trials["status"].value_counts()
@@ -203,10 +209,11 @@ def failures_figure(search: Search) -> Figure:
     axes.margins(x=0.12)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("trials")
-    _title(axes, f"{search.name}: how the trials ended", [f"{len(search.trials)} trials"])
+    _title(figure, f"{search.name}: how the trials ended", [f"{len(search.trials)} trials"])
     return figure
 
 
+@mpl.rc_context(STYLE)
 def finals_figure(search: Search, found: Sequence[Contrast]) -> Figure:
     """Every paired difference with the confidence sequence of its contrast."""
     figure, axes = _canvas(8.0, 1.6 + 0.55 * max(len(found), 1))
@@ -231,24 +238,18 @@ def finals_figure(search: Search, found: Sequence[Contrast]) -> Figure:
     axes.set_xlabel(f"paired difference of {split} loss ({search.unit}); left is better")
     level = f"{1 - sum(contrast.verdict.alpha for contrast in found):.0%}"
     notes = ["dot: one pair of seeds; line: mean; band: anytime-valid interval", f"all bands hold together at {level}"]
-    _title(axes, f"{search.name}: paired finals", notes)
+    _title(figure, f"{search.name}: paired finals", notes)
     return figure
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        return figure, figure.subplots()
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots()
 
 
-def _grid(width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        return figure, list(np.atleast_1d(figure.subplots(1, columns)))
-
-
-def _title(axes: Axes, title: str, notes: Sequence[str]) -> None:
-    axes.set_title("\n".join([title, *notes]), fontsize=9, linespacing=1.4)
+def _title(figure: Figure, title: str, notes: Sequence[str]) -> None:
+    """A title and what must be known to read the figure, from its left edge."""
+    figure.suptitle("\n".join([title, *notes]), x=0.01, ha="left", fontsize=9.5, linespacing=1.4)
 
 
 def _cut(text: str, most: int = _LABEL) -> str:

@@ -38,7 +38,8 @@ def _pictures(search: Search, effects: Effects, found: Sequence[Contrast]) -> di
         pictures["finals.png"] = plots.finals_figure(search, found)
     if len(search.finished):
         pictures["leaderboard.png"] = plots.leaderboard_figure(search)
-        pictures["cost.png"] = plots.cost_figure(search)
+        if search.finished[Metric.PARAMS].notna().any():
+            pictures["cost.png"] = plots.cost_figure(search)
     if len(search.curves):
         pictures["curves.png"] = plots.curves_figure(search)
     if effects.rows:

@@ -115,7 +115,7 @@ def _labels(rows: pd.DataFrame) -> tuple[str, str]:
                 if not pd.isna(value):
                     words[side].append(_setting(str(column).removeprefix(PARAM), value))
     if not words[BASE] and not words[CHANGED]:
-        return "the candidate", "the same candidate with other seeds"
+        return "first seeds", "other seeds"
     return " ".join(_kinds_first(words[BASE])) or BASE, " ".join(_kinds_first(words[CHANGED])) or CHANGED
 
 
