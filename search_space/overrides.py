@@ -1,5 +1,6 @@
 """Applies `path=value` overrides to the data of an experiment file, before it is checked."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,12 @@ class Override:
     @property
     def label(self) -> str:
         """How the override is called in a message."""
-        return f"--set {self.text}"
+        return _label(self.text)
+
+
+def _label(text: str) -> str:
+    """How an override is called in a message, in characters that every terminal takes."""
+    return f"--set {text}".encode("utf-8", "backslashreplace").decode()
 
 
 class Source:
@@ -34,23 +40,30 @@ class Source:
         self.overrides = tuple(overrides)
 
     def where(self, path: str, item: int | None = None) -> tuple[str, int]:
-        """The override that set the path or a part above it, else the file and the line."""
+        """The override that set the path or a part above it, or made it on its way; else the file and the line."""
+        made = not self.document.holds(path)
         for override in reversed(self.overrides):
             if path == override.path or path.startswith(f"{override.path}."):
+                return override.label, 0
+            if made and override.path.startswith(f"{path}."):
                 return override.label, 0
         return self.document.file, self.document.line(path, item)
 
 
 def parse_override(text: str) -> Override:
     """The override of a text 'path=value', its value read as YAML; ExperimentError names the override."""
-    label = f"--set {text}"
+    label = _label(text)
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not part for part in path.split(".")):
         raise _refused(label, path, "is no override; write path=value, such as search.trials=40")
     if not value.strip():
         raise _refused(label, path, "has no value; write path=value, such as search.trials=40")
-    return Override(text=text, path=path, value=parse(value, label).data)
+    try:
+        document = parse(value, label)
+    except ExperimentError as error:
+        raise ExperimentError(dataclasses.replace(problem, line=0) for problem in error.problems) from error
+    return Override(text=text, path=path, value=document.data)
 
 
 def apply(data: Any, override: Override, space: Space | None) -> None:

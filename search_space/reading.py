@@ -40,6 +40,8 @@ def read_experiment(
     """The fields of an Experiment; ExperimentError lists every independent fault."""
     text = yamlfile.read_text(source) if isinstance(source, Path) else source
     document = yamlfile.parse(text, str(source) if isinstance(source, Path) else "experiment")
+    if document.data is None:
+        raise yamlfile.fault(document.file, 1, yamlfile.EMPTY)
     changes = [parse_override(override) for override in overrides]
     origin = Source(document, changes)
     faults = Faults(origin)

@@ -11,6 +11,8 @@ from search_space.narrowing import NarrowingError, narrow
 from search_space.points import changed
 from search_space.space import OneOf, Space, join, unknown
 
+Node = Domain | OneOf | Space
+
 RANGE_KEYS = ("low", "high", "log", "step")
 
 
@@ -79,11 +81,10 @@ def read_change(faults: Faults, full: Space, path: str, spec: Any) -> dict[str, 
         return {}
     forced: dict[str, Scalar] = {}
     for key, value in spec.items():
-        try:
-            found = _at(full, key.split("."), value, "")
-        except NarrowingError as error:
+        errors: list[NarrowingError] = []
+        found = _tried(full, key.split("."), value, "", errors)
+        for error in errors:
             faults.add(_under(path, key, error.path), error.message, item=error.item)
-            continue
         for inner, scalar in found.items():
             if inner in forced:
                 faults.add(join(path, key), f"sets {inner} a second time; keep one")
@@ -91,28 +92,37 @@ def read_change(faults: Faults, full: Space, path: str, spec: Any) -> dict[str, 
     return forced
 
 
+def _tried(node: Node, parts: list[str], value: Any, path: str, errors: list[NarrowingError]) -> dict[str, Scalar]:
+    """Like _at; an error is put down, so that its siblings are read as well."""
+    try:
+        return _at(node, parts, value, path, errors)
+    except NarrowingError as error:
+        errors.append(error)
+        return {}
+
+
 def _under(path: str, key: str, inner: str) -> str:
     """Where the fault at `inner` stands in the file, below the key it was written under."""
     return join(path, inner if inner.startswith(key) else key)
 
 
-def _at(node: Domain | OneOf | Space, parts: list[str], value: Any, path: str) -> dict[str, Scalar]:
+def _at(node: Node, parts: list[str], value: Any, path: str, errors: list[NarrowingError]) -> dict[str, Scalar]:
     """The scalars that `value` sets below the node, at the end of the dotted parts."""
     if not parts:
-        return _set(node, value, path)
+        return _set(node, value, path, errors)
     here = join(path, parts[0])
     if isinstance(node, Space):
         if parts[0] not in node.fields:
             raise NarrowingError(here, unknown("field", parts[0], node.fields))
-        return _at(node.fields[parts[0]], parts[1:], value, here)
+        return _at(node.fields[parts[0]], parts[1:], value, here, errors)
     if isinstance(node, OneOf):
         if parts[0] not in node.variants:
             raise NarrowingError(here, unknown("variant", parts[0], node.variants))
-        return _at(node.variants[parts[0]], parts[1:], value, here)
+        return _at(node.variants[parts[0]], parts[1:], value, here, errors)
     raise NarrowingError(here, f"goes below the field {path}, which has nothing below it; end the path there")
 
 
-def _set(node: Domain | OneOf | Space, value: Any, path: str) -> dict[str, Scalar]:
+def _set(node: Node, value: Any, path: str, errors: list[NarrowingError]) -> dict[str, Scalar]:
     if isinstance(node, Space):
         if value is None:
             return {}
@@ -120,14 +130,14 @@ def _set(node: Domain | OneOf | Space, value: Any, path: str) -> dict[str, Scala
             raise NarrowingError(path, f"takes a mapping with fields {', '.join(node.fields)}; got {value!r}")
         merged: dict[str, Scalar] = {}
         for key, inner in value.items():
-            merged.update(_at(node, [key], inner, path))
+            merged.update(_tried(node, [key], inner, path, errors))
         return merged
     if isinstance(node, OneOf):
         picked = {value: None} if isinstance(value, str) else value
         if not isinstance(picked, Mapping) or len(picked) != 1:
             raise NarrowingError(path, f"takes exactly one of {', '.join(node.variants)} here; got {value!r}")
         ((kind, fields),) = picked.items()
-        return {f"{path}.kind": kind, **_at(node, [kind], fields, path)}
+        return {f"{path}.kind": kind, **_at(node, [kind], fields, path, errors)}
     if isinstance(value, list | Mapping) or value is None:
         raise NarrowingError(path, f"takes a single value here, {domains.describe(node)}; got {value!r}")
     try:

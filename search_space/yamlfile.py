@@ -15,6 +15,7 @@ MOST_BYTES = 256 * 1024
 MOST_DEPTH = 40
 MOST_VALUES = 20_000
 MOST_DIGITS = 60
+EMPTY = "is empty; write at least `task:` and `budget:`"
 
 _STR, _NULL, _BOOL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -67,6 +68,17 @@ class Document:
 
     def line(self, path: str, item: int | None = None) -> int:
         """The line of the key at a dotted path, or of what comes nearest above it; `item` is an index into a list."""
+        node, line, rest = self._descend(path)
+        if item is not None and not rest and isinstance(node, yaml.SequenceNode) and item < len(node.value):
+            line = node.value[item].start_mark.line + 1
+        return line
+
+    def holds(self, path: str) -> bool:
+        """True when the text itself has the path."""
+        return not self._descend(path)[2]
+
+    def _descend(self, path: str) -> tuple[yaml.Node, int, list[str]]:
+        """The node nearest to a path, its line, and the names of the path that were not found."""
         node, line, rest = self._root, self._root.start_mark.line + 1, path.split(".") if path else []
         while rest:
             step = _step(node, rest)
@@ -74,9 +86,7 @@ class Document:
                 break
             used, line, node = step
             rest = rest[used:]
-        if item is not None and not rest and isinstance(node, yaml.SequenceNode) and item < len(node.value):
-            line = node.value[item].start_mark.line + 1
-        return line
+        return node, line, rest
 
 
 def _step(node: yaml.Node, rest: list[str]) -> tuple[int, int, yaml.Node] | None:
@@ -128,7 +138,7 @@ def parse(text: str, file: str) -> Document:
         raise fault(file, 0, f"is larger than {MOST_BYTES // 1024} KiB; give an experiment file")
     root = _compose(text, file)
     if root is None:
-        raise fault(file, 1, "is empty; write at least `task:` and `budget:`")
+        raise fault(file, 1, EMPTY)
     return Document(file=file, root=root, data=_Builder(file).build(root, ()))
 
 
