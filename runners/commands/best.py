@@ -85,7 +85,7 @@ def _as_file(uri: str, winner: RunRow, name: str) -> str:
 
     plain = _parent_plain(uri, winner)
     values = {path: typed(text) for path, text in winner.params.items()}
-    point = changed(space_from_plain(plain["full"]), values, {})
+    point = changed(space_from_plain(plain["full"]), space_from_plain(plain["space"]), values, {})
     return write_candidate(point, plain, name=f"{name[:90]}-{winner.number}")
 
 

@@ -38,13 +38,13 @@ def _facts(experiment: Experiment, samples: int) -> dict[str, Any]:
     refusals: Counter[str] = Counter()
     started = time.perf_counter()
     drawn = 0
-    while drawn < samples and time.perf_counter() - started < _SAMPLE_SECONDS:
+    points = size(experiment.space)
+    while drawn < min(samples, points) and time.perf_counter() - started < _SAMPLE_SECONDS:
         drawn += 1
         try:
             legal.append(resolve(random_point(experiment.space, rng), experiment, shape))
         except InfeasibleArchitecture as error:
             refusals[str(error)] += 1
-    points = size(experiment.space)
     facts: dict[str, Any] = {
         "name": experiment.name,
         "points": None if math.isinf(points) else int(points),
@@ -80,10 +80,10 @@ def _predict(experiment: Experiment, legal: list[Resolved]) -> dict[str, float]:
     torch.set_num_threads(threads)
     per_token = seconds / tokens.numel()
     trial = per_token * experiment.budget.tokens
-    trials = min(experiment.search.trials, size(experiment.space))
+    waves = math.ceil(min(experiment.search.trials, size(experiment.space)) / experiment.engine.jobs)
     return {
         "seconds_per_unpruned_trial": round(trial, 2),
-        "seconds_if_nothing_is_pruned": round(trial * trials / experiment.engine.jobs, 1),
+        "seconds_if_nothing_is_pruned": round(trial * waves, 1),
         "jobs": experiment.engine.jobs,
     }
 
