@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook("blocks", "beartype.beartype")
+install_import_hook("blocks", "shape_checks.checked")
 
 if TYPE_CHECKING:
     from blocks.model import ModelConfig

@@ -1,0 +1,137 @@
+"""The size solver: lands within tolerance, keeps the FFN's shape, refuses little, and is quick."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blocks import cost, registry, size
+from blocks.families import AbstractFFN, AbstractMixer, AbstractPosition, AbstractPremixer, InfeasibleArchitecture
+from blocks.model import ModelConfig
+from search_space.canon import unflatten
+from search_space.space import Space, derive, narrow, random_point
+
+Make = Callable[..., ModelConfig]
+CONTEXT = {"vocab_size": 256, "train_len": 64, "max_len": 64}
+
+
+def attention_space() -> Space:
+    """Every mixer and every field of theirs, at two to six layers."""
+    return narrow(
+        derive(ModelConfig, registry.variants),
+        {
+            "layers": {"low": 2, "high": 6},
+            "d_model": 128,
+            "premixer": list(registry.variants(AbstractPremixer)),
+        },
+    )
+
+
+def drawn(space: Space, rng: random.Random) -> dict[str, Any]:
+    point = unflatten(random_point(space, rng))
+    del point["d_model"]
+    return point
+
+
+def legal(point: dict[str, Any]) -> bool:
+    try:
+        size.sized({**point, "d_model": 128}, **CONTEXT)
+    except InfeasibleArchitecture:
+        return False
+    return True
+
+
+def point_of(config: ModelConfig) -> dict[str, Any]:
+    plain = registry.encode(config)
+    return {name: value for name, value in plain.items() if name not in {"d_model", "d_ff", *CONTEXT}}
+
+
+@pytest.mark.parametrize("measure", size.MEASURES)
+@pytest.mark.parametrize("target", [3e5, 1e6, 2e7])
+def test_solved_sizes_land_within_one_percent(small: Make, measure: str, target: float) -> None:
+    config = size.solve(point_of(small()), measure=measure, target=target, **CONTEXT)
+    built = cost.measure(config, 64)
+    assert abs(getattr(built, measure) / target - 1) <= 0.01
+    assert config.d_model % 16 == 0
+    assert sum(p.numel() for p in config.build(seed=0, device="meta").parameters()) == built.params
+
+
+@pytest.mark.parametrize("kind", registry.variants(AbstractFFN))
+@pytest.mark.parametrize("expansion", [2.0, 3.0, 4.0])
+def test_solved_ffns_are_nearly_as_wide_as_asked(small: Make, kind: str, expansion: float) -> None:
+    changes = {"ffn.kind": kind, f"ffn.{kind}.expansion": expansion, "layers": 4}
+    config = size.solve(point_of(small(changes)), measure="params", target=2e6, **CONTEXT)
+    assert config.d_ff / config.d_model == pytest.approx(expansion * config.ffn.width_factor, rel=0.15)
+
+
+def test_a_given_width_gets_the_ffn_of_equal_parameters(small: Make) -> None:
+    for kind, factor in (("relu", 1.0), ("swiglu", 2 / 3)):
+        plain = {**point_of(small({"ffn.kind": kind, f"ffn.{kind}.expansion": 3.0})), "d_model": 96}
+        config = size.sized(plain, **CONTEXT)
+        assert config.d_model == 96
+        assert config.d_ff == 8 * round(3 * factor * 96 / 8)
+
+
+def test_a_target_below_the_smallest_model_is_refused_with_its_size(small: Make) -> None:
+    with pytest.raises(InfeasibleArchitecture) as refused:
+        size.solve(point_of(small({"layers": 8})), measure="params", target=1e4, **CONTEXT)
+    assert "the smallest model of this point has" in str(refused.value)
+    assert "raise the target" in str(refused.value)
+
+
+def test_an_unknown_measure_is_refused_with_near_matches(small: Make) -> None:
+    with pytest.raises(ValueError, match="did you mean 'params'"):
+        size.solve(point_of(small()), measure="param", target=1e6, **CONTEXT)
+
+
+def test_illegal_points_keep_their_own_message(small: Make) -> None:
+    plain = point_of(small({"mixer.kind": "linear", "position.kind": "none"}))
+    plain["position"] = {"kind": "alibi", "alibi": {}}
+    with pytest.raises(InfeasibleArchitecture, match="needs the hook 'score_bias'"):
+        size.solve(plain, measure="params", target=1e6, **CONTEXT)
+
+
+@pytest.mark.slow
+def test_the_solver_refuses_few_draws_and_few_of_any_variant() -> None:
+    space, rng = attention_space(), random.Random(0)
+    drawn_by, refused_by, total = Counter[str](), Counter[str](), 0
+    while total < 2000:
+        point = drawn(space, rng)
+        if not legal(point):
+            continue
+        total += 1
+        names = ["all", *(f"{name}={value['kind']}" for name, value in point.items() if isinstance(value, dict))]
+        drawn_by.update(names)
+        try:
+            config = size.solve(point, measure="params", target=1e6, **CONTEXT)
+            assert abs(cost.count_parameters(config).total / 1e6 - 1) <= 0.01
+        except InfeasibleArchitecture:
+            refused_by.update(names)
+    shares = {name: refused_by[name] / count for name, count in drawn_by.items()}
+    assert shares["all"] <= 0.02, shares
+    assert max(shares.values()) <= 0.05, shares
+
+
+def test_every_variant_can_be_solved() -> None:
+    rng, space = random.Random(1), attention_space()
+    seen = set[str]()
+    for _ in range(80):
+        point = drawn(space, rng)
+        if legal(point):
+            size.solve({**point, "layers": 2}, measure="params", target=4e6, **CONTEXT)
+            seen |= {point["mixer"]["kind"], point["position"]["kind"]}
+    assert seen == set(registry.variants(AbstractMixer)) | set(registry.variants(AbstractPosition))
+
+
+def test_solving_is_quick(small: Make) -> None:
+    point = point_of(small())
+    size.solve(point, measure="params", target=1e6, **CONTEXT)
+    seconds = []
+    for _ in range(10):
+        start = time.process_time()
+        size.solve(point, measure="params", target=1e6, **CONTEXT)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.03
