@@ -23,8 +23,8 @@ from blocks.positions.t5_bias import T5Bias, T5BiasModule, buckets
 from blocks.positions.xpos import Xpos
 
 with warnings.catch_warnings():
-    # What a reference library warns of while it is imported is its own business.
-    warnings.simplefilter("ignore")
+    # x-transformers compiles helpers with torch.jit.script at import, which newer torch versions deprecate.
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
     from transformers import LlamaConfig, MarianConfig, Qwen3Config
     from transformers.masking_utils import causal_mask_function, sliding_window_overlay
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
