@@ -11,6 +11,7 @@ from torch import Tensor
 from blocks.families import AbstractPosition, Dims, HeadShape, Hook, PositionModule
 from blocks.ops.rotation import angles
 from blocks.registry import register
+from search_space.domains import choice
 
 BASE = 10000.0
 
@@ -24,9 +25,13 @@ def sinusoids(start: int, n_rows: int, d_model: int, device: torch.device, dtype
 class SinusoidalModule(PositionModule):
     """Adds the sinusoids; positions count from the first column, padding included."""
 
+    def __init__(self, amplitude: float) -> None:
+        super().__init__()
+        self.amplitude = amplitude
+
     def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
         wide = torch.promote_types(x.dtype, torch.float32)
-        return x + sinusoids(start, x.shape[1], x.shape[2], x.device, wide).to(x.dtype)
+        return x + self.amplitude * sinusoids(start, x.shape[1], x.shape[2], x.device, wide).to(x.dtype)
 
 
 @register
@@ -38,5 +43,15 @@ class Sinusoidal(AbstractPosition):
     paper: ClassVar[str] = "Attention Is All You Need, section 3.5, Vaswani et al. 2017, arXiv:1706.03762"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
+    amplitude: float = choice(
+        0.02,
+        0.1,
+        1.0,
+        default=0.02,
+        opt_in=True,
+        help="height of the sinusoids; in the paper it equals the standard deviation of the token embedding, which "
+        "here starts at 0.02 under scaled_normal; sinusoids far above it drown the tokens",
+    )
+
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
-        return SinusoidalModule()
+        return SinusoidalModule(self.amplitude)

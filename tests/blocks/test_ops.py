@@ -44,7 +44,7 @@ def with_gradients(run: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     """The output, and the gradient of a fixed weighting of it for every input."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     y = run(*leaves)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(y.dtype)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(y)
     return [y.detach(), *torch.autograd.grad((y * weights).sum(), leaves)]
 
 

@@ -172,6 +172,15 @@ def test_sinusoids_have_constant_norm_and_a_product_that_knows_the_distance() ->
         torch.testing.assert_close(products, expected.expand_as(products), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("amplitude", [0.02, 1.0])
+def test_sinusoids_are_added_at_their_amplitude(amplitude: float) -> None:
+    x = draw(2, 16, 32).float()
+    added = Sinusoidal(amplitude=amplitude).build(DIMS, SHAPE).embed(x) - x
+    torch.testing.assert_close(
+        added, amplitude * sinusoids(0, 16, 32, CPU, torch.float32).expand(2, -1, -1), rtol=1e-4, atol=1e-6
+    )
+
+
 def test_learned_rows_are_the_rows_of_the_table() -> None:
     position = filled(Learned().build(DIMS, SHAPE))
     assert isinstance(position, LearnedModule)
