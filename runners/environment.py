@@ -78,6 +78,15 @@ def capture(blocks: tuple[str, ...] = ()) -> Environment:
     )
 
 
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
 def installed() -> dict[str, str]:
     """Installed distributions and their versions, by name."""
     found = {entry.metadata["Name"].lower(): entry.version for entry in importlib.metadata.distributions()}

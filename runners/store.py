@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search_space.errors import UserError
-from search_space.places import Place, present_path
+from search_space.places import Place, driver_uri, present_path
 from search_space.records import (
     Artifact,
     Metric,
@@ -63,7 +63,7 @@ def connect(place: Place) -> "MlflowClient":
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     try:
         with _schema_lock(place):
-            client = MlflowClient(tracking_uri=place.uri)
+            client = MlflowClient(tracking_uri=driver_uri(place.uri))
             client.search_experiments(max_results=1)
     except (MlflowException, OSError, sqlite3.Error) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -252,13 +252,18 @@ class Store:
         """The search a trial belongs to."""
         return self.client.get_run(run.data.tags["mlflow.parentRunId"])
 
+    def environment_file(self, run: "Run", name: str) -> Path | None:
+        """A file or folder that describes the code a trial was trained with; None when the store has none."""
+        parent = self.parent_of(run)
+        later = f"{Artifact.ENVIRONMENTS}/{run.data.tags.get(Tag.ENVIRONMENT, '')}"
+        if self.artifact(parent, f"{later}/{Artifact.ENVIRONMENT}", required=False) is not None:
+            return self.artifact(parent, f"{later}/{name}", required=False)
+        return self.artifact(parent, name, required=False)
+
     def environment(self, run: "Run") -> dict[str, Any]:
         """What the driver recorded of its own code when this trial was trained."""
-        recorded = run.data.tags.get(Tag.ENVIRONMENT, "")
-        parent = self.parent_of(run)
-        later = f"{Artifact.ENVIRONMENTS}/{recorded}/{Artifact.ENVIRONMENT}"
-        path = later if self.artifact(parent, later, required=False) else Artifact.ENVIRONMENT
-        plain: dict[str, Any] = json.loads(self.text(parent, path))
+        file = self.environment_file(run, Artifact.ENVIRONMENT)
+        plain: dict[str, Any] = json.loads(file.read_text()) if file else {}
         return plain
 
 

@@ -1,5 +1,6 @@
 """Where a tracking store, its artifacts and its studies lie, now; pure path logic shared by writer and reader."""
 
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from search_space.errors import UserError
 
 SQLITE = "sqlite:///"
 _SERVERS = ("http://", "https://")
-_DATABASES = ("postgresql://", "postgresql+psycopg2://")
+_DATABASES = ("postgresql://", "postgresql+psycopg2://", "postgresql+psycopg://")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -70,6 +71,19 @@ def _remedy(folder: Path) -> str:
 def database_file(uri: str) -> Path | None:
     """The file of a SQLite URI, or None."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def driver_uri(uri: str) -> str:
+    """The URI as SQLAlchemy takes it: a PostgreSQL one names the driver that is installed here.
+
+    Without a name, SQLAlchemy 2.1 wants psycopg and earlier ones psycopg2.
+    """
+    if not uri.startswith(_DATABASES[0]):
+        return uri
+    for module in ("psycopg2", "psycopg"):
+        if importlib.util.find_spec(module) is not None:
+            return uri.replace("postgresql://", f"postgresql+{module}://", 1)
+    raise PlaceError(f"{uri}: PostgreSQL needs a driver; install one with: pip install psycopg2-binary")
 
 
 def study_uri(place: Place, name: str) -> str:

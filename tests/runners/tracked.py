@@ -1,30 +1,43 @@
 """A small real search, driven by hand, for the tests of everything that reads or writes the tracking store."""
 
+import atexit
+import functools
 import random
+import shutil
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from runners.candidate import Resolved, full_space, make_spec, resolve
 from runners.environment import Environment, capture
+from runners.store import connect
 from runners.tasks import TASKS
-from runners.tasks.data import TaskData
+from runners.tasks.data import AbstractTask, TaskData
 from runners.tracking import Tracker
+from runners.train import run_trial
 from search_space.canon import seed_from
 from search_space.experiment import Experiment, read
+from search_space.places import locate
 from search_space.records import Reading, Seeds, Stage, Status, TrialResult, TrialSpec
 from search_space.space import random_point
 
+RECALL = "{mqar: {seq_len: 32, pairs: 4, vocabulary: 32, examples: 256, held_out: 32}}"
 EXPERIMENT = """
 name: {name}
 description: A search of three tiny models
-task: {{mqar: {{seq_len: 32, pairs: 4, vocabulary: 32, examples: 256, held_out: 32}}}}
+task: {task}
+blocks: {blocks}
 budget: {{tokens: 8192, batch_tokens: 512, eval_tokens: 512, eval_every: 2048}}
 model:
   d_model: 32
   layers: 1
-  mixer: {{softmax: {{kv_heads: 1, queries_per_kv: [1, 2], head_dim: 16}}, sliding_window: {{kv_heads: 1, queries_per_kv: 1, head_dim: 16, window: 8}}}}
+  mixer:
+    softmax: {{kv_heads: 1, queries_per_kv: [1, 2], head_dim: 16}}
+    sliding_window: {{kv_heads: 1, queries_per_kv: 1, head_dim: 16, window: 8}}
   position: [none, rotary]
   ffn: gelu
+  norm: {norm}
 optimizer: {{adamw: {{learning_rate: {{low: 1e-3, high: 1e-2, log: true}}}}}}
 search: {{trials: 3, sampler: random}}
 """
@@ -40,7 +53,7 @@ class Searched:
 
     def trial(self, number: int, seed: int = 0) -> tuple[TrialSpec, Resolved]:
         """The spec and candidate of a trial; equal for equal numbers."""
-        shape = TASKS["mqar"](**self.experiment.task["mqar"]).shape()
+        shape = task_of(self.experiment).shape()
         point = random_point(self.experiment.space, random.Random(number))
         resolved = resolve(point, self.experiment, shape)
         seeds = Seeds(init=seed_from(seed, "init"), data=seed_from(seed, "data"), dropout=seed_from(seed, "dropout"))
@@ -57,11 +70,52 @@ class Searched:
         return tracker.start_trial(number, stage, 0, spec, resolved, f"{number:03d} tiny", tags)
 
 
-def searched(name: str = "tiny") -> Searched:
+def experiment_text(name: str = "tiny", *, task: str = RECALL, norm: str = "rmsnorm", blocks: str = "[]") -> str:
+    """The tiny search's experiment file."""
+    return EXPERIMENT.format(name=name, task=task, norm=norm, blocks=blocks)
+
+
+def searched(name: str = "tiny", *, task: str = RECALL, norm: str = "rmsnorm", blocks: str = "[]") -> Searched:
     """The tiny search under a name."""
-    experiment = read(EXPERIMENT.format(name=name), full_space=full_space, tasks=TASKS)
-    data = TASKS["mqar"](**experiment.task["mqar"]).prepare()
-    return Searched(experiment=experiment, data=data, environment=capture())
+    text = experiment_text(name, task=task, norm=norm, blocks=blocks)
+    experiment = read(text, full_space=full_space, tasks=TASKS)
+    return Searched(experiment=experiment, data=task_of(experiment).prepare(), environment=capture(experiment.blocks))
+
+
+def task_of(experiment: Experiment) -> AbstractTask:
+    """The experiment's task."""
+    kind = experiment.task["kind"]
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in experiment.task[kind].items()}
+    task: AbstractTask = TASKS[kind](**fields)
+    return task
+
+
+def train_search(
+    uri: str,
+    *,
+    trials: int,
+    search: Searched | None = None,
+    prune_at: Mapping[int, int] | None = None,
+    keep_weights: tuple[int, ...] = (),
+    stage: Stage = Stage.SEARCH,
+) -> None:
+    """Really train the first trials of a search into a store."""
+    search, tracker = search or searched(), Tracker(uri)
+    search.start(tracker)
+    for number in range(trials):
+        run = search.start_trial(tracker, number, stage)
+        stop = (prune_at or {}).get(number, 1 << 60)
+
+        def report(reading: Reading, run: str = run, stop: int = stop) -> bool:
+            tracker.log_reading(run, reading)
+            return reading.tokens < stop
+
+        with tempfile.TemporaryDirectory() as folder:
+            weights = Path(folder) / "model.safetensors" if number in keep_weights else None
+            done = run_trial(search.trial(number)[0], search.data, report, weights=weights, test=stage == Stage.FINAL)
+            assert done.status in (Status.OK, Status.PRUNED), done.last_lines
+            tracker.finish_trial(run, done, weights)
+    tracker.finish_search("FINISHED")
 
 
 def readings(count: int) -> tuple[Reading, ...]:
@@ -81,5 +135,17 @@ def result(status: Status = Status.OK, count: int = 4, **changes: object) -> Tri
 
 
 def store_uri(folder: Path) -> str:
-    """A SQLite store in a folder."""
-    return f"sqlite:///{folder}/mlruns/mlflow.db"
+    """A SQLite store in a folder, empty at first; its schema is copied, since creating it takes seconds."""
+    database = folder / "mlruns/mlflow.db"
+    if not database.exists():
+        database.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_empty_store(), database)
+    return f"sqlite:///{database}"
+
+
+@functools.cache
+def _empty_store() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="assay-test-store-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    connect(locate(f"sqlite:///{folder}/mlflow.db"))
+    return folder / "mlflow.db"

@@ -1,0 +1,208 @@
+"""Deleting a search, or what nothing refers to: first a plan that lists, then carrying it out."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runners.artifacts import write
+from runners.driver import is_dead
+from runners.store import Store
+from runners.tracking import close_stale
+from search_space.errors import UserError
+from search_space.places import locate, present_path
+from search_space.records import Tag
+
+if TYPE_CHECKING:
+    from mlflow.entities import Experiment
+
+SETTLED_SECONDS = 3600.0
+"""Age below which a file may belong to a search that is just starting; gc leaves it alone."""
+_BESIDE = ("", "-journal", "-wal", "-shm")
+
+
+class HousekeepingError(UserError):
+    """Something that must not be deleted now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What would be deleted."""
+
+    experiments: tuple[str, ...] = ()
+    """MLflow experiment ids, with every run in them."""
+    runs: tuple[str, ...] = ()
+    """Runs already deleted in MLflow but still stored."""
+    paths: tuple[Path, ...] = ()
+    lines: tuple[str, ...] = ()
+    """The plan in words, one line each."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files to be deleted."""
+        return sum(_size(path) for path in self.paths)
+
+    def __bool__(self) -> bool:
+        return bool(self.experiments or self.runs or self.paths)
+
+
+def plan_remove(name: str, uri: str = "") -> Plan:
+    """What deleting a search would delete: its runs, artifacts and study."""
+    store = Store(locate(uri))
+    close_stale(store)
+    parent = store.parent(name)
+    driver = parent.data.tags.get(Tag.DRIVER, "")
+    if parent.info.status == "RUNNING" and not is_dead(driver):
+        raise HousekeepingError(
+            f"search {name!r}: is running (driver {driver or 'unknown'}); stop it with Ctrl-C there, then delete it"
+        )
+    children = store.children(parent)
+    experiment = store.client.get_experiment(parent.info.experiment_id)
+    paths = [*_study_files(store.place.studies / f"{name}.db"), *_artifact_folders(store, experiment)]
+    return Plan(
+        experiments=(parent.info.experiment_id,),
+        paths=tuple(paths),
+        lines=(f"search {name}: {len(children)} trials and their metrics", *map(str, paths)),
+    )
+
+
+def plan_collect(uri: str = "", *, now: float = 0.0) -> Plan:
+    """What nothing refers to: runs deleted in MLflow, artifact folders of no run, studies of no search.
+
+    On a server only deleted searches are found: its files are its own, and local studies may serve another store.
+    """
+    store = Store(locate(uri))
+    close_stale(store)
+    settled = (now or time.time()) - SETTLED_SECONDS
+    experiments = {entry.experiment_id: entry for entry in _experiments(store)}
+    deleted = [entry for entry in experiments.values() if entry.lifecycle_stage == "deleted"]
+    if store.place.is_server:
+        return Plan()
+    runs = {run: experiment for run, experiment in _deleted_runs(store) if experiments[experiment] not in deleted}
+    paths = [folder for entry in deleted for folder in _artifact_folders(store, entry)]
+    paths += _orphans(store, set(runs), {entry.name for entry in deleted}, settled)
+    if store.place.database is not None:
+        paths += _lone_studies(store, settled)
+    return Plan(
+        experiments=tuple(entry.experiment_id for entry in deleted),
+        runs=tuple(runs),
+        paths=tuple(paths),
+        lines=(
+            *(f"deleted search {entry.name}" for entry in deleted),
+            *(f"deleted run {run}" for run in runs),
+            *map(str, paths),
+        ),
+    )
+
+
+def carry_out(plan: Plan, uri: str = "") -> None:
+    """Delete what the plan lists; what is gone already is no error."""
+    store = Store(locate(uri))
+    for run in plan.runs:
+        write(lambda run=run: _hard(store)._hard_delete_run(run))  # type: ignore[misc]
+    for experiment in plan.experiments:
+        _delete_experiment(store, experiment)
+    for path in plan.paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _delete_experiment(store: Store, experiment_id: str) -> None:
+    """Delete for good; a server cannot, so there the search gives up its name and is marked as deleted."""
+    entry = store.client.get_experiment(experiment_id)
+    if store.place.is_server:
+        write(lambda: store.client.rename_experiment(experiment_id, f"{entry.name} (deleted {int(time.time())})"))
+        write(lambda: store.client.delete_experiment(experiment_id))
+        return
+    if entry.lifecycle_stage != "deleted":
+        write(lambda: store.client.delete_experiment(experiment_id))
+    hard = _hard(store)
+    for run, owner in _deleted_runs(store):
+        if owner == experiment_id:
+            write(lambda run=run: hard._hard_delete_run(run))  # type: ignore[misc]
+    write(lambda: hard._hard_delete_experiment(experiment_id))
+
+
+def _hard(store: Store) -> Any:
+    """MLflow's own store object: the client has no way to delete for good, `mlflow gc` uses this too."""
+    return store.client._tracking_client.store
+
+
+def _experiments(store: Store) -> "list[Experiment]":
+    from mlflow.entities import ViewType
+
+    found: list[Experiment] = []
+    token = None
+    while True:
+        page = store.client.search_experiments(view_type=ViewType.ALL, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _deleted_runs(store: Store) -> list[tuple[str, str]]:
+    """(run, experiment) of every run that is deleted but still stored."""
+    from mlflow.entities import ViewType
+
+    found = []
+    for entry in _experiments(store):
+        token = None
+        while True:
+            page = store.client.search_runs(
+                [entry.experiment_id], run_view_type=ViewType.DELETED_ONLY, page_token=token
+            )
+            found += [(run.info.run_id, entry.experiment_id) for run in page]
+            token = page.token
+            if not token:
+                break
+    return found
+
+
+def _artifact_folders(store: Store, experiment: "Experiment") -> list[Path]:
+    """The artifact folder of a search, when it lies on this machine and is only this search's."""
+    folder = present_path(f"{experiment.artifact_location}/x/artifacts", store.place)
+    if folder is None:
+        return []
+    root = folder.parents[1]
+    return [root] if root.is_dir() and root.name == experiment.name else []
+
+
+def _study_files(study: Path) -> list[Path]:
+    files = [study.with_name(study.name + ending) for ending in _BESIDE]
+    return [file for file in files if file.exists()]
+
+
+def _orphans(store: Store, deleted: set[str], deleted_searches: set[str], settled: float) -> list[Path]:
+    """Artifact folders that belong to no stored search or run."""
+    root = store.place.artifacts
+    if not root.is_dir():
+        return []
+    live = {entry.name: entry.experiment_id for entry in _experiments(store)}
+    found = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and path.name not in deleted_searches):
+        if folder.name not in live:
+            found += [folder] if folder.stat().st_mtime < settled else []
+            continue
+        known = {run.info.run_id for run in store.runs([live[folder.name]])}
+        for run in sorted(folder.iterdir()):
+            if run.name in deleted or (run.name not in known and run.stat().st_mtime < settled):
+                found.append(run)
+    return found
+
+
+def _lone_studies(store: Store, settled: float) -> list[Path]:
+    """Study files beside the store whose search it does not hold."""
+    held = set(store.searches())
+    studies = sorted(store.place.studies.glob("*.db")) if store.place.studies.is_dir() else []
+    lone = [study for study in studies if study.stem not in held and study.stat().st_mtime < settled]
+    return [file for study in lone for file in _study_files(study)]
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size if path.exists() else 0
