@@ -55,7 +55,7 @@ class ScaledNormal(AbstractInit):
     """N(0, 0.02) everywhere; both residual outputs of a layer divided by sqrt(2 x layers), as in GPT-2."""
 
     kind: ClassVar[str] = "scaled_normal"
-    paper: ClassVar[str] = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners, section 2.3"
+    paper: ClassVar[str] = "Language Models are Unsupervised Multitask Learners, Radford et al. 2019, section 2.3"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return GPT2_STD / math.sqrt(2 * layers) if role in RESIDUAL_OUTPUTS else GPT2_STD
@@ -70,7 +70,9 @@ class Xavier(AbstractInit):
     """Variance 2 / (fan_in + fan_out) for every matrix; embedding rows have unit expected norm."""
 
     kind: ClassVar[str] = "xavier"
-    paper: ClassVar[str] = "Glorot and Bengio 2010, Understanding the difficulty of training deep networks, eq. 16"
+    paper: ClassVar[str] = (
+        "Understanding the Difficulty of Training Deep Feedforward Neural Networks, Glorot and Bengio 2010, eq. 16"
+    )
 
     distribution: str = choice(
         "normal", "uniform", default="normal", opt_in=True, help="shape of the draw; the variance is the same"
@@ -94,7 +96,7 @@ class SmallInit(AbstractInit):
 
     kind: ClassVar[str] = "small_init"
     paper: ClassVar[str] = (
-        "Nguyen and Salazar 2019, Transformers without Tears, section 3.2; Black et al. 2022, GPT-NeoX"
+        "GPT-NeoX-20B, Black et al. 2022, arXiv:2204.06745, after Transformers without Tears, Nguyen and Salazar 2019"
     )
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:

@@ -44,7 +44,7 @@ class LayerNormConfig(AbstractNorm):
     """Centred and scaled to unit variance, with a gain and a bias per channel."""
 
     kind: ClassVar[str] = "layernorm"
-    paper: ClassVar[str] = "Ba, Kiros and Hinton 2016, Layer Normalization, eq. 4"
+    paper: ClassVar[str] = "Layer Normalization, Ba et al. 2016, eq. 4, arXiv:1607.06450"
 
     def build(self, width: int) -> nn.Module:
         return LayerNorm(width)
@@ -56,7 +56,7 @@ class RMSNormConfig(AbstractNorm):
     """Scaled to unit root mean square, with a gain per channel; not centred."""
 
     kind: ClassVar[str] = "rmsnorm"
-    paper: ClassVar[str] = "Zhang and Sennrich 2019, Root Mean Square Layer Normalization, eq. 4"
+    paper: ClassVar[str] = "Root Mean Square Layer Normalization, Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467"
 
     def build(self, width: int) -> nn.Module:
         return RMSNorm(width)

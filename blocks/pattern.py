@@ -15,7 +15,7 @@ class Uniform(AbstractPattern):
     """Every layer uses the main mixer."""
 
     kind: ClassVar[str] = "uniform"
-    paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need, section 3.1"
+    paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
 
     def mixers(self, main: Any, layers: int) -> tuple[Any, ...]:
         return (main,) * layers
@@ -27,7 +27,9 @@ class EveryNth(AbstractPattern):
     """Layers n, 2n, 3n, ... (counted from 1) use another mixer, the rest the main one."""
 
     kind: ClassVar[str] = "every_nth"
-    paper: ClassVar[str] = "Lieber et al. 2024, Jamba, section 3.1"
+    paper: ClassVar[str] = (
+        "Jamba: A Hybrid Transformer-Mamba Language Model, Lieber et al. 2024, section 3.1, arXiv:2403.19887"
+    )
 
     every: int = int_range(2, 8, default=4, help="period: every n-th layer uses the other mixer")
     mixer: AbstractMixer = family(AbstractMixer, default="softmax", help="the mixer of every n-th layer")

@@ -81,7 +81,7 @@ class Pre(AbstractPlacement):
     """Norm before each sublayer and before the head: an identity path from end to end; trains without warm-up."""
 
     kind: ClassVar[str] = "pre"
-    paper: ClassVar[str] = "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture, fig. 1b"
+    paper: ClassVar[str] = "On Layer Normalization in the Transformer Architecture, Xiong et al. 2020, arXiv:2002.04745"
     final_norm: ClassVar[bool] = True
 
     def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
@@ -94,7 +94,7 @@ class Post(AbstractPlacement):
     """Norm after each residual addition, none before the head: the original form; wants warm-up when deep."""
 
     kind: ClassVar[str] = "post"
-    paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need, section 3.1"
+    paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
     final_norm: ClassVar[bool] = False
 
     def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
@@ -107,7 +107,9 @@ class Sandwich(AbstractPlacement):
     """Norm before and after each sublayer, inside the residual branch: every branch adds unit scale at the start."""
 
     kind: ClassVar[str] = "sandwich"
-    paper: ClassVar[str] = "Ding et al. 2021, CogView, section 2.4 (Sandwich-LN)"
+    paper: ClassVar[str] = (
+        "CogView: Mastering Text-to-Image Generation via Transformers, Ding et al. 2021, arXiv:2105.13290"
+    )
     final_norm: ClassVar[bool] = True
 
     def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
@@ -120,7 +122,9 @@ class Parallel(AbstractPlacement):
     """Mixer and FFN read one norm and are added together: fewer steps in depth at the same parameters."""
 
     kind: ClassVar[str] = "parallel"
-    paper: ClassVar[str] = "Wang and Komatsuzaki 2021, GPT-J-6B; Chowdhery et al. 2022, PaLM, section 2"
+    paper: ClassVar[str] = (
+        "PaLM: Scaling Language Modeling with Pathways, Chowdhery et al. 2022, section 2, arXiv:2204.02311"
+    )
     final_norm: ClassVar[bool] = True
 
     def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:

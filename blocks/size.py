@@ -126,7 +126,7 @@ def _best(draft: ModelConfig, evaluate: Evaluate, target: float, tolerance: floa
 
 
 def _widths(draft: ModelConfig, evaluate: Evaluate, target: float) -> Iterator[int]:
-    """Widths around the one at which the natural model costs the target."""
+    """Legal widths around the one at which the natural model costs the target."""
     low, high = 1, WIDEST // WIDTH_STEP
     while low < high:
         middle = (low + high) // 2
@@ -136,7 +136,16 @@ def _widths(draft: ModelConfig, evaluate: Evaluate, target: float) -> Iterator[i
         else:
             high = middle
     for multiple in range(max(1, low - NEIGHBOURS), min(WIDEST // WIDTH_STEP, low + NEIGHBOURS) + 1):
-        yield multiple * WIDTH_STEP
+        if _is_legal(draft, multiple * WIDTH_STEP):
+            yield multiple * WIDTH_STEP
+
+
+def _is_legal(draft: ModelConfig, d_model: int) -> bool:
+    try:
+        _at(draft, d_model, NARROWEST_FFN)
+    except InfeasibleArchitecture:
+        return False
+    return True
 
 
 def _matching_d_ff(draft: ModelConfig, evaluate: Evaluate, target: float, d_model: int, step: int) -> int:

@@ -18,7 +18,7 @@ class Geglu(AbstractFFN):
     """W2 (gelu(W1 x) * V x), two thirds the width at equal parameters."""
 
     kind: ClassVar[str] = "geglu"
-    paper: ClassVar[str] = "Shazeer 2020, GLU Variants Improve Transformer, eq. 6"
+    paper: ClassVar[str] = "GLU Variants Improve Transformer, Shazeer 2020, eq. 6, arXiv:2002.05202"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = choice(

@@ -29,7 +29,7 @@ class Gelu(AbstractFFN):
     """W2 gelu(W1 x): smooth rectifier of BERT and GPT-2."""
 
     kind: ClassVar[str] = "gelu"
-    paper: ClassVar[str] = "Hendrycks and Gimpel 2016, Gaussian Error Linear Units, section 2"
+    paper: ClassVar[str] = "Gaussian Error Linear Units, Hendrycks and Gimpel 2016, section 2, arXiv:1606.08415"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = choice(

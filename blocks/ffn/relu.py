@@ -18,7 +18,7 @@ class Relu(AbstractFFN):
     """W2 relu(W1 x): the original FFN; sparse inner activations."""
 
     kind: ClassVar[str] = "relu"
-    paper: ClassVar[str] = "Vaswani et al. 2017, Attention Is All You Need, eq. 2"
+    paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, eq. 2, arXiv:1706.03762"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = choice(

@@ -22,7 +22,9 @@ class ReluSquared(AbstractFFN):
     """W2 relu(W1 x)^2: sparse and cheap; strong at small scale."""
 
     kind: ClassVar[str] = "relu_squared"
-    paper: ClassVar[str] = "So et al. 2021, Primer, section 4.1"
+    paper: ClassVar[str] = (
+        "Primer: Searching for Efficient Transformers for Language Modeling, So et al. 2021, arXiv:2109.08668"
+    )
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = choice(

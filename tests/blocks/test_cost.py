@@ -33,6 +33,20 @@ def test_flops_of_attention_equal_the_counted(small: Make, tied: bool, kind: str
     assert cost.flops_per_token(config, 24, causal=False) == counted_flops(config, 24)
 
 
+@pytest.mark.parametrize("length", [24, 64, 128])
+def test_flops_of_linear_attention_equal_the_counted(small: Make, length: int) -> None:
+    config = small({"mixer.kind": "linear"}, max_len=128)
+    assert cost.flops_per_token(config, length, causal=False) == counted_flops(config, length)
+
+
+def test_a_convolution_adds_its_multiply_adds_in_every_layer(small: Make) -> None:
+    with_taps = small({"premixer.kind": "short_conv", "premixer.short_conv.width": 3, "layers": 3})
+    added = cost.flops_per_token(with_taps, 24, causal=False) - cost.flops_per_token(
+        small({"layers": 3}), 24, causal=False
+    )
+    assert added == 3 * 2 * 3 * 32
+
+
 def test_flops_of_a_hybrid_add_up_layer_by_layer(small: Make) -> None:
     config = small({**HYBRID, **ENTROPY, "pattern.every_nth.mixer.sliding_window.window": 32})
     assert cost.flops_per_token(config, 24, causal=False) == counted_flops(config, 24)
