@@ -1,7 +1,7 @@
 """A search as tables: one DataFrame row a child run, all learning curves, and what the parent run holds."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,8 @@ from analysis import load
 from analysis.fastread import RunRow, StoreError
 from search_space.domains import Scalar
 from search_space.records import Artifact, Metric, Stage, Status, Tag
+from search_space.space import OneOf, Space
+from search_space.stored import space_from_plain
 
 PARAM = "param/"
 """Prefix of the columns that hold searched or fixed paths."""
@@ -96,10 +98,18 @@ class Search:
         return f"nats/{self.parent.run.tags.get(Tag.UNIT, 'token')}"
 
     @cached_property
+    def choices(self) -> frozenset[str]:
+        """Every path of the search space; what is not among them was solved, or came from the task."""
+        stored = self.parent.experiment.get("space")
+        if stored:
+            return frozenset(_paths(space_from_plain(stored)))
+        return frozenset(str(column).removeprefix(PARAM) for column in self.frame if str(column).startswith(PARAM))
+
+    @cached_property
     def varied(self) -> list[str]:
-        """Paths that took more than one value, or were live in some trials only, in order of first appearance."""
-        columns = [column for column in self.trials if str(column).startswith(PARAM)]
-        return [str(column).removeprefix(PARAM) for column in columns if self.trials[column].nunique(dropna=False) > 1]
+        """Paths of the space that took more than one value where they were live, in order of first appearance."""
+        paths = [str(column).removeprefix(PARAM) for column in self.trials if str(column).startswith(PARAM)]
+        return [path for path in paths if path in self.choices and self.trials[PARAM + path].nunique() > 1]
 
 
 def assemble(uri: str, name: str, rows: Sequence[RunRow]) -> Search:
@@ -170,6 +180,19 @@ def _setting(name: str, value: Scalar) -> str:
     if isinstance(value, bool):
         return name if value else f"not {name}"
     return f"{name}={short_value(value)}"
+
+
+def _paths(space: Space, prefix: str = "") -> Iterator[str]:
+    for name, node in space.fields.items():
+        path = f"{prefix}{name}"
+        if isinstance(node, Space):
+            yield from _paths(node, f"{path}.")
+        elif isinstance(node, OneOf):
+            yield f"{path}.kind"
+            for kind, variant in node.variants.items():
+                yield from _paths(variant, f"{path}.{kind}.")
+        else:
+            yield path
 
 
 def _absent(value: Any) -> bool:

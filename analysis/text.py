@@ -132,7 +132,9 @@ def verdict_lines(search: Search, found: Sequence[Contrast]) -> list[str]:
     """A title and one line a contrast."""
     split = "test" if all(contrast.metric == Metric.TEST_LOSS for contrast in found) else "validation"
     alpha = sum(contrast.verdict.alpha for contrast in found)
-    title = f"Verdicts ({split} split, paired seeds; the chance that any of them is wrong is at most {alpha:.0%}):"
+    title = (
+        f"Verdicts ({split} split, paired seeds; the chance that any of them is wrong is at most {100 * alpha:.3g} %):"
+    )
     return [title, *(f"  {contrast.name}: {contrast.text}" for contrast in found)]
 
 
@@ -141,6 +143,8 @@ def undecided_lines(search: Search, effects: Effects, found: Sequence[Contrast])
     lines = [f"{contrast.name}: {contrast.text}" for contrast in found if contrast.verdict.kind == "undecided"]
     if not found:
         lines.append("No paired final was run, so no candidate is shown to beat another.")
+    asked = search.parent.experiment.get("final", {}).get("contrasts", {})
+    lines += [f"{name}: no final has run." for name in asked if name not in {contrast.name for contrast in found}]
     lines.append(lead_text(search))
     by_choice: dict[str, list[Effect]] = {}
     for row in effects.rows:

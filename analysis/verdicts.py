@@ -69,7 +69,7 @@ def contrasts(search: Search, *, alpha: float = ALPHA, margin: float = 0.0) -> l
     sides = finals["candidate"].str.rpartition("/")
     finals = finals.assign(contrast=sides[0], side=sides[2])
     names = [str(name) for name in finals["contrast"].unique() if name]
-    asked = search.parent.experiment.get("final", {}).get("contrasts", [])
+    asked = search.parent.experiment.get("final", {}).get("contrasts", {})
     share = alpha / max(len(names), len(asked), 1)
     return [_contrast(search, name, finals[finals["contrast"] == name], share, margin) for name in names]
 
@@ -82,7 +82,7 @@ def _contrast(search: Search, name: str, rows: pd.DataFrame, alpha: float, margi
     )
     wide = wide.dropna().sort_index()
     pairs = wide.reset_index().assign(difference=(wide[CHANGED] - wide[BASE]).to_numpy())
-    labels = _labels(rows)
+    labels = _labels(search, rows)
     return Contrast(
         name=name,
         metric=metric,
@@ -100,20 +100,20 @@ def _contrast(search: Search, name: str, rows: pd.DataFrame, alpha: float, margi
     )
 
 
-def _labels(rows: pd.DataFrame) -> tuple[str, str]:
+def _labels(search: Search, rows: pd.DataFrame) -> tuple[str, str]:
     """What to call base and changed: the settings in which they differ."""
     first = {side: rows[rows["side"] == side].iloc[:1] for side in (BASE, CHANGED)}
     if any(not len(side) for side in first.values()):
         return BASE, CHANGED
     words: dict[str, list[str]] = {BASE: [], CHANGED: []}
-    for column in rows:
-        if not str(column).startswith(PARAM):
+    for path in [str(column).removeprefix(PARAM) for column in rows if str(column).startswith(PARAM)]:
+        if path not in search.choices:
             continue
-        values = {side: first[side][column].iloc[0] for side in first}
+        values = {side: first[side][PARAM + path].iloc[0] for side in first}
         if values[BASE] != values[CHANGED] and not all(pd.isna(value) for value in values.values()):
             for side, value in values.items():
                 if not pd.isna(value):
-                    words[side].append(_setting(str(column).removeprefix(PARAM), value))
+                    words[side].append(_setting(path, value))
     if not words[BASE] and not words[CHANGED]:
         return "first seeds", "other seeds"
     return " ".join(_kinds_first(words[BASE])) or BASE, " ".join(_kinds_first(words[CHANGED])) or CHANGED

@@ -15,7 +15,10 @@ from mlflow.entities import Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from search_space.canon import digest
+from search_space.domains import Choice, FloatRange
 from search_space.records import TERMINAL, Artifact, Metric, Stage, Status, Tag
+from search_space.space import OneOf, Space
+from search_space.stored import space_to_plain
 
 BATCH = 1024
 BUDGET = 200 * BATCH
@@ -32,6 +35,7 @@ WORTH = {
 RATE = "optimizer.adamw.learning_rate"
 KV_HEADS = "model.mixer.softmax.kv_heads"
 WINDOW = "model.mixer.sliding_window.window"
+DROPOUT = "model.mixer.softmax.attention_dropout"
 BASELINE: dict[str, Any] = {
     "model.mixer.kind": "softmax",
     KV_HEADS: 2,
@@ -109,7 +113,9 @@ class Writer:
             final |= {Metric.LOSS: curve[-1][1], Metric.BEST_LOSS: min(loss for _, loss in curve)}
         if not running:
             points += [Point(key, value, 0, tokens) for key, value in final.items()]
-        params = [Param(path, str(value)) for path, value in flat.items()]
+        sizes = {"model.d_model": 64 + 16 * (number % 3), "model.d_ff": 208 + 8 * (number % 5)}
+        fixed = {DROPOUT: 0.0} if KV_HEADS in flat else {}
+        params = [Param(path, str(value)) for path, value in {**sizes, **flat, **fixed}.items()]
         ended = [] if running else [RunTag(Tag.STATUS, str(status)), RunTag(Tag.REASON, reason)]
         self.client.log_batch(run, metrics=points, params=params, tags=ended)
         if running:
@@ -141,7 +147,28 @@ class Writer:
         self.client.set_terminated(self.parent, "FINISHED")
 
 
+def _space() -> Space:
+    """The space of the planted choices; d_model and d_ff are solved and no part of it."""
+    families: dict[str, dict[str, Space]] = {}
+    plain: dict[str, Choice] = {}
+    for path, worth in WORTH.items():
+        name = path.split(".")[1]
+        if path.endswith(".kind"):
+            families[name] = {kind: Space(fields={}) for kind in worth}
+        else:
+            options = tuple(worth)
+            plain[name] = Choice(options=options, default=options[0])
+    heads = {"kv_heads": Choice(options=(1, 2, 4), default=2), "attention_dropout": Choice(options=(0.0,), default=0.0)}
+    families["mixer"]["softmax"] = Space(fields=heads)
+    families["mixer"]["sliding_window"] = Space(fields={"window": Choice(options=(8, 16, 32), default=8)})
+    nodes = {name: OneOf(variants=kinds, default=next(iter(kinds))) for name, kinds in families.items()}
+    rate = FloatRange(low=2e-4, high=2e-2, default=1e-3, log=True)
+    optimizer = OneOf(variants={"adamw": Space(fields={"learning_rate": rate})}, default="adamw")
+    return Space(fields={"model": Space(fields={**nodes, **plain}), "optimizer": optimizer})
+
+
 EXPERIMENT: dict[str, Any] = {
+    "space": space_to_plain(_space()),
     "task": {"kind": "python_source", "python_source": {"seq_len": 64}},
     "size": {"params": 250_000},
     "budget": {
@@ -153,7 +180,7 @@ EXPERIMENT: dict[str, Any] = {
         "max_seconds": 600.0,
     },
     "search": {"sampler": "tpe", "pruner": {"kind": "asha"}, "trials": 30, "seed": 0, "population": 0},
-    "final": {"seeds": 4, "contrasts": {"position": {"model.position": "none"}, "seed": {}}},
+    "final": {"seeds": 4, "contrasts": {"position": {"model.position.kind": "none"}, "seed": {}}},
 }
 ENVIRONMENT: dict[str, Any] = {"python": "3.11.7", "platform": "Linux x86_64", "versions": {"torch": "2.13.0"}}
 

@@ -1,0 +1,143 @@
+"""Tests of analysis/compare.py: the e-process against its definition, and the verdicts under continuous peeking."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from analysis.compare import MIXTURE_VARIANCE, confidence_sequence, decidable, e_value, paired_verdict
+
+PEEKS = 50
+
+
+def decided(draws: np.ndarray, alpha: float, mean: float = 0.0) -> np.ndarray:
+    """[runs, n]: whether the interval at each n, from the first draws of each run, leaves out the mean."""
+    runs, most = draws.shape
+    found = np.zeros((runs, most), dtype=bool)
+    for n in range(2, most + 1):
+        part = draws[:, :n]
+        found[:, n - 1] = np.abs(part.mean(axis=1) - mean) > decidable(n, alpha) * part.std(axis=1, ddof=1)
+    return found
+
+
+def test_e_value_is_the_ratio_of_the_t_densities_under_the_mixture() -> None:
+    values = [0.3, -0.1, 0.25, 0.4, 0.05]
+    n = len(values)
+    t = np.mean(values) / np.std(values, ddof=1) * math.sqrt(n)
+
+    def weighted(effect: float) -> float:
+        prior = stats.norm.pdf(effect, scale=math.sqrt(MIXTURE_VARIANCE))
+        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) * prior)
+
+    marginal = integrate.quad(weighted, -8, 8, limit=400)[0]
+    assert e_value(values) == pytest.approx(marginal / stats.t.pdf(t, n - 1), rel=1e-6)
+
+
+def test_interval_ends_are_where_the_evidence_reaches_one_over_alpha() -> None:
+    values = [0.21, 0.18, 0.26, 0.2]
+    for alpha in (0.05, 0.01):
+        low, high = confidence_sequence(values, alpha)
+        assert e_value(values, low) == pytest.approx(1 / alpha)
+        assert e_value(values, high) == pytest.approx(1 / alpha)
+        assert e_value(values, (3 * low + high) / 4) < 1 / alpha < e_value(values, low - 0.1)
+
+
+def test_scale_and_sign_do_not_matter() -> None:
+    values = np.array([0.21, 0.18, 0.26, 0.2])
+    low, high = confidence_sequence(values, 0.05)
+    assert confidence_sequence(-1000 * values, 0.05) == pytest.approx((-1000 * high, -1000 * low))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_a_null_is_declared_at_most_at_alpha_under_continuous_peeking(alpha: float) -> None:
+    draws = np.random.default_rng(1).standard_normal((20_000, PEEKS))
+    share = decided(draws, alpha).any(axis=1).mean()
+    assert 0 < share <= alpha
+
+
+def test_heavy_tails_and_unequal_variances_stay_below_alpha() -> None:
+    rng = np.random.default_rng(2)
+    heavy = rng.standard_t(3, (20_000, PEEKS))
+    unequal = rng.standard_normal((20_000, PEEKS)) * rng.choice([0.3, 1.0, 3.0], (20_000, PEEKS))
+    for draws in (heavy, unequal):
+        assert decided(draws, 0.05).any(axis=1).mean() <= 0.05
+
+
+def test_all_intervals_of_a_run_hold_the_true_mean_together() -> None:
+    draws = np.random.default_rng(3).normal(0.7, 0.3, (20_000, PEEKS))
+    assert decided(draws, 0.05, mean=0.7).any(axis=1).mean() <= 0.05
+
+
+def test_few_seeds_decide_a_large_gap() -> None:
+    rng = np.random.default_rng(4)
+    draws = rng.standard_normal((20_000, 10)) + 5
+    power = np.maximum.accumulate(decided(draws, 0.05), axis=1).mean(axis=0)
+    assert power[3] > 0.88
+    assert power[5] > 0.98
+    shared = np.maximum.accumulate(decided(draws, 0.025), axis=1).mean(axis=0)
+    assert shared[3] > 0.72
+    assert shared[4] > 0.95
+    two = np.maximum.accumulate(decided(draws - 3, 0.05 / 5), axis=1).mean(axis=0)
+    assert two[9] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("alpha", "smallest"),
+    [(0.05, [math.inf, 5.85, 3.39, 2.58, 2.14, 1.66]), (0.025, [math.inf, 9.64, 4.22, 3.04, 2.46, 1.87])],
+)
+def test_the_smallest_decidable_gaps_are_as_documented(alpha: float, smallest: list[float]) -> None:
+    assert [round(decidable(n, alpha), 2) for n in (2, 3, 4, 5, 6, 8)] == smallest
+
+
+def test_a_decided_gap_reads_with_numbers_and_units() -> None:
+    verdict = paired_verdict([0.21, 0.20, 0.23, 0.19], contestant="none", baseline="rotary", unit="nats/byte")
+    assert verdict.kind == "worse"
+    assert verdict.text == "rotary beats none by 0.21 nats/byte [0.15, 0.27], 4 paired seeds"
+    mirrored = paired_verdict([-0.21, -0.20, -0.23, -0.19], contestant="rotary", baseline="none", unit="nats/byte")
+    assert (mirrored.kind, mirrored.text) == ("better", verdict.text)
+
+
+def test_undecided_says_how_many_seeds_would_settle_it_and_they_do() -> None:
+    values = [-0.21, -0.20, 0.03, -0.19]
+    verdict = paired_verdict(values, contestant="rotary", baseline="none")
+    assert verdict.kind == "undecided"
+    assert f"about {verdict.more_seeds} more" in verdict.text
+    n = len(values) + verdict.more_seeds
+    gap = abs(np.mean(values)) / np.std(values, ddof=1)
+    assert decidable(n, 0.05) < gap < decidable(n - 1, 0.05)
+
+
+@pytest.mark.parametrize("values", [[], [0.2], [0.2, 0.21]])
+def test_too_few_seeds_decide_nothing(values: list[float]) -> None:
+    verdict = paired_verdict(values)
+    assert verdict.kind == "undecided"
+    assert verdict.to_json()["low"] is None
+    assert "no bound yet" in verdict.text or "no complete pair" in verdict.text
+
+
+def test_a_margin_allows_equal_and_zero_margin_does_not() -> None:
+    values = [0.001, 0.002, -0.001, 0.0005, 0.001]
+    assert paired_verdict(values).kind == "undecided"
+    verdict = paired_verdict(values, margin=0.01)
+    assert verdict.kind == "equal"
+    assert "within ±0.010" in verdict.text
+
+
+def test_a_dead_change_is_equal_to_the_last_bit() -> None:
+    verdict = paired_verdict([0.0, 0.0, 0.0])
+    assert verdict.kind == "equal"
+    assert "the change does nothing" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"differences": [0.1, math.nan]}, r"differences\[1\]=nan"),
+        ({"differences": [0.1], "alpha": 0.0}, "alpha=0.0"),
+        ({"differences": [0.1], "margin": -1.0}, "margin=-1.0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, object], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        paired_verdict(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,259 @@
+"""Tests of analysis/load.py, analysis/fastread.py and analysis/frame.py."""
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import synthetic
+from conftest import store_uri
+from mlflow.tracking import MlflowClient
+
+from analysis import fastread, load
+from analysis.fastread import StoreError
+from analysis.frame import PARAM, Search, typed
+from search_space.records import Artifact, Metric, Stage, Status, Tag
+
+
+def test_tables_and_client_give_equal_rows(uri: str) -> None:
+    names = load.client_experiments(uri)
+    connection = fastread.connect(Path(uri.removeprefix("sqlite:///")))
+    assert connection is not None
+    assert fastread.experiments(connection) == names
+    direct = fastread.runs(connection, list(names.values()))
+    assert direct == load.client_runs(uri, list(names.values()))
+    assert len(direct) == 1 + 30 + 16
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE latest_metrics RENAME COLUMN is_nan TO was_nan",
+        "ALTER TABLE experiments RENAME COLUMN lifecycle_stage TO stage",
+        "DROP TABLE params",
+    ],
+)
+def test_unknown_tables_are_left_to_the_client(empty_store: Path, tmp_path: Path, change: str) -> None:
+    shutil.copy(empty_store / "mlflow.db", tmp_path)
+    connection = fastread.connect(tmp_path / "mlflow.db")
+    assert connection is not None
+    connection.close()
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute(change)
+    database.close()
+    assert fastread.connect(tmp_path / "mlflow.db") is None
+
+
+@pytest.mark.slow
+def test_a_server_gives_the_same_search_as_its_database(store: Path, search: Search, tmp_path: Path) -> None:
+    shutil.copytree(store, tmp_path / "mlruns")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", store_uri(tmp_path / "mlruns"), "--serve-artifacts"]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        uri = f"http://127.0.0.1:{port}"
+        while time.monotonic() < deadline and server.poll() is None:
+            try:
+                load.list_searches(uri)
+                break
+            except StoreError:
+                time.sleep(0.2)
+        found = load.load_search(uri, "quickstart")
+        columns = [column for column in search.frame if column != "artifact_uri"]
+        pd.testing.assert_frame_equal(found.frame[columns], search.frame[columns])
+        numbers = ["run_id", "tokens", "loss", "train_loss"]
+        pd.testing.assert_frame_equal(found.curves[numbers], search.curves[numbers])
+        assert found.parent.bigram_loss == search.parent.bigram_loss
+        assert load.find_run(uri, search.finished["run_id"].iloc[0][:12]).number == search.finished["number"].iloc[0]
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=30)
+
+
+def test_a_search_holds_one_row_a_child_with_typed_params(search: Search) -> None:
+    assert len(search.frame) == 46
+    assert list(search.trials["number"]) == list(range(30))
+    assert set(search.trials["status"]) == {"ok", "pruned", "diverged", "out_of_memory"}
+    first = search.trials.iloc[0]
+    assert first["is_baseline"]
+    assert {path: first[PARAM + path] for path in synthetic.BASELINE} == synthetic.BASELINE
+    assert isinstance(first[f"{PARAM}model.layers"], int)
+    assert first[f"{PARAM}model.tied"] is True
+    assert first[f"{PARAM}{synthetic.WINDOW}"] is None
+    assert first[Metric.LOSS] == pytest.approx(
+        search.curves.query("stage == 'search' and number == 0")["loss"].iloc[-1]
+    )
+    assert search.unit == "nats/byte"
+    assert search.parent.bigram_loss == pytest.approx(2.61)
+    assert search.parent.experiment["budget"]["tokens"] == synthetic.BUDGET
+    assert search.parent.environment["python"] == "3.11.7"
+
+
+def test_typed_reads_what_the_tracker_wrote() -> None:
+    for value in (True, False, 3, 0.003, 1e-05, "none", "swiglu"):
+        assert typed(str(value)) == value
+        assert type(typed(str(value))) is type(value)
+
+
+def test_a_running_trial_and_one_that_ended_untold_keep_their_rows(empty_store: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(empty_store, root)
+    writer = synthetic.Writer(store_uri(root), root, "live")
+    writer.trial(0, synthetic.BASELINE, [(1024, 3.0)], running=True)
+    lost = writer.trial(1, synthetic.BASELINE, [(1024, 3.0), (2048, 2.5)], running=True)
+    writer.client.set_terminated(lost, "FAILED")
+    found = load.load_search(store_uri(root), "live")
+    assert list(found.trials["status"]) == ["running", "failed"]
+    assert list(found.curves["tokens"]) == [1024, 1024, 2048]
+
+
+def test_a_resumed_trial_that_was_preempted_is_running(empty_store: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(empty_store, root)
+    writer = synthetic.Writer(store_uri(root), root, "live")
+    run = writer.trial(0, synthetic.BASELINE, [], status=Status.PREEMPTED)
+    writer.client.update_run(run, status="RUNNING")
+    assert load.list_runs(store_uri(root), "live")[0].status == "running"
+
+
+def test_curves_from_histories_equal_curves_from_shards(store: Path, search: Search, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(store, root)
+    folder = next(root.glob(f"artifacts/quickstart/*/artifacts/{Artifact.CURVES}"))
+    shards = sorted(folder.glob("*.parquet"))
+    assert len(shards) == 2
+    columns = ["run_id", "number", "stage", "tokens", "loss", "train_loss"]
+    shards[1].unlink()
+    part = load.load_search(store_uri(root), "quickstart").curves
+    shards[0].unlink()
+    none = load.load_search(store_uri(root), "quickstart").curves
+    pd.testing.assert_frame_equal(part[columns], search.curves[columns])
+    pd.testing.assert_frame_equal(none[columns], search.curves[columns])
+    assert search.curves["seconds"].notna().all()
+
+
+def test_a_moved_store_finds_its_own_artifacts(store: Path, tmp_path: Path) -> None:
+    first, moved = tmp_path / "first", tmp_path / "other place" / "results"
+    shutil.copytree(store, first)
+    shutil.copytree(first, moved)
+    shutil.rmtree(first)
+    found = load.load_search(store_uri(moved), "quickstart")
+    assert found.parent.experiment["name"] == "quickstart"
+    assert found.curves["seconds"].notna().all()
+    place = load.artifact(store_uri(moved), found.parent.run, Artifact.ENVIRONMENT)
+    assert place is not None
+    assert place.is_relative_to(moved)
+
+
+def test_listing_counts_states_and_names_the_best(uri: str, search: Search) -> None:
+    (row,) = load.list_searches(uri)
+    assert row.name == "quickstart"
+    assert row.trials == search.trials["status"].value_counts().to_dict()
+    assert row.finals == 16
+    assert row.best_loss == pytest.approx(search.finished[Metric.LOSS].min())
+    assert row.best == f"quickstart/{search.finished['number'].iloc[0]}"
+    runs = load.list_runs(uri, "quickstart")
+    assert [run.stage for run in runs] == ["search"] * 30 + ["final"] * 16
+    assert [run.number for run in runs] == [*range(30), *range(16)]
+
+
+def test_runs_are_found_by_every_name(uri: str, search: Search) -> None:
+    seven = load.find_run(uri, "quickstart/7")
+    assert (seven.number, seven.stage) == (7, Stage.SEARCH)
+    assert load.find_run(uri, "quickstart/final/3").tags[Tag.CANDIDATE] == "position/changed"
+    assert load.find_run(uri, "quickstart/best").run_id == search.finished["run_id"].iloc[0]
+    assert load.find_run(uri, seven.run_id) == seven
+    assert load.find_run(uri, seven.run_id[:12]) == seven
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("quickstart/99", ["no search run number '99'", "0 to 29"]),
+        ("quickstart/final/99", ["no final run number '99'", "0 to 15"]),
+        ("quikstart/1", ["did you mean 'quickstart'"]),
+        ("zzzz", ["no run id starts so", "NAME/NUMBER"]),
+        ("", ["more of the id"]),
+    ],
+)
+def test_a_wrong_run_name_says_what_there_is(uri: str, name: str, parts: list[str]) -> None:
+    with pytest.raises(StoreError) as raised:
+        load.find_run(uri, name)
+    assert all(part in str(raised.value) for part in parts), str(raised.value)
+
+
+def test_missing_empty_and_broken_stores_are_told_apart(empty_store: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "mlflow.db"
+    with pytest.raises(StoreError, match=r"there is no such file; run a search first"):
+        load.list_searches(f"sqlite:///{missing}")
+    assert not missing.exists()
+    assert load.list_searches(store_uri(empty_store)) == []
+    with pytest.raises(StoreError, match=r"holds no search yet"):
+        load.load_search(store_uri(empty_store), "quickstart")
+    missing.write_bytes(b"not a database, but long enough to have a header" * 40)
+    with pytest.raises(StoreError, match=r"not a readable SQLite file"):
+        load.list_searches(f"sqlite:///{missing}")
+    with pytest.raises(StoreError, match=r"nothing answers there"):
+        load.list_searches("http://127.0.0.1:9")
+
+
+def test_a_search_without_trials_says_so(empty_store: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(empty_store, root)
+    synthetic.Writer(store_uri(root), root, "fresh")
+    with pytest.raises(StoreError, match=r"has no trial yet"):
+        load.load_search(store_uri(root), "fresh")
+
+
+def test_listing_imports_neither_pandas_nor_the_client_and_is_quick(uri: str) -> None:
+    code = (
+        "import sys, time; start = time.process_time(); from analysis import load;"
+        f"assert load.list_searches({uri!r}); assert load.find_run({uri!r}, 'quickstart/3');"
+        "print(time.process_time() - start);"
+        "assert not {'pandas', 'numpy', 'mlflow', 'matplotlib'} & set(sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert float(out.stdout) < 0.5
+
+
+@pytest.mark.slow
+def test_ten_thousand_trials_are_read_in_seconds(empty_store: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(empty_store, root)
+    writer = synthetic.Writer(store_uri(root), root, "big")
+    writer.finish()
+    with sqlite3.connect(root / "mlflow.db") as database:
+        for number in range(10_000):
+            run = f"{number:032x}"
+            database.execute(
+                "INSERT INTO runs (run_uuid, name, user_id, status, start_time, end_time, lifecycle_stage,"
+                " artifact_uri, experiment_id) VALUES (?, ?, 'u', 'FINISHED', ?, ?, 'active', '', ?)",
+                (run, f"{number}", number, number, int(writer.experiment)),
+            )
+            tags = {Tag.KIND: "trial", Tag.NUMBER: str(number), Tag.STAGE: "search", Tag.STATUS: "ok"}
+            database.executemany("INSERT INTO tags VALUES (?, ?, ?)", [(k, v, run) for k, v in tags.items()])
+            database.executemany("INSERT INTO params VALUES (?, ?, ?)", [(f"p.{i}", f"{i}", run) for i in range(20)])
+            database.executemany(
+                "INSERT INTO latest_metrics VALUES (?, ?, 0, 0, 0, ?)",
+                [(key, 2.0 + number, run) for key in (Metric.LOSS, Metric.PARAMS, Metric.FLOPS, Metric.TOKENS, "a")],
+            )
+    database.close()
+    start = time.perf_counter()
+    found = load.load_search(store_uri(root), "big")
+    assert len(found.trials) == 10_000
+    assert time.perf_counter() - start < 20
+    assert MlflowClient(store_uri(root)).get_run(f"{9_999:032x}").data.metrics[Metric.LOSS] == 10_001
