@@ -17,7 +17,7 @@ from blocks.ops.attention import (
     reference_attention,
     sdpa_attention,
 )
-from blocks.ops.backends import BackendError
+from blocks.ops.backends import Backend, BackendError, choose
 from blocks.ops.short_convolution import short_convolution
 
 
@@ -160,6 +160,12 @@ def test_a_named_backend_that_cannot_run_is_refused() -> None:
         choose_attention(AttentionNeeds(weights=True), "sdpa")
     with pytest.raises(BackendError, match=r"'spda' is no known backend; did you mean 'sdpa'"):
         choose_attention(AttentionNeeds(), "spda")
+
+
+def test_an_op_that_nothing_can_run_says_why() -> None:
+    backends = [Backend(name=name, run=heads, refuses=lambda needs: f"no {needs}") for name in ("fast", "slow")]
+    with pytest.raises(BackendError, match="mixing: no backend can run: fast: no GPU; slow: no GPU"):
+        choose("mixing", backends, "GPU")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
