@@ -3,91 +3,21 @@
 Cases: every variant of every family, every legal mixer x position pair, and every option of every field.
 """
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from registered_cases import BUILT, MIXERS, OPTIONS, PAIRS, POSITIONS, Changes, fits, label, pairs
 from torch import Tensor
 
 from blocks import cost, registry
-from blocks.families import AbstractMixer, AbstractPosition, Context, Hook, InfeasibleArchitecture
+from blocks.families import Context, Hook, InfeasibleArchitecture
 from blocks.model import DecoderLM, ModelConfig
-from search_space import domains
-from search_space.space import OneOf, Space, derive
 
-Changes = dict[str, domains.Scalar]
 Make = Callable[..., ModelConfig]
 
-FAMILIES = {
-    field.name: field.metadata["family"] for field in dataclasses.fields(ModelConfig) if "family" in field.metadata
-}
-MIXERS = registry.variants(AbstractMixer)
-POSITIONS = registry.variants(AbstractPosition)
 LENGTH = 37
-
-
-def fits(mixer: type, position: type) -> bool:
-    return position.needs <= mixer.offers | {Hook.EMBEDDING}
-
-
-def pairs(legal: bool) -> list[Changes]:
-    return [
-        {"mixer.kind": mixer, "position.kind": position}
-        for (mixer, m), (position, p) in itertools.product(MIXERS.items(), POSITIONS.items())
-        if fits(m, p) == legal
-    ]
-
-
-def with_position(changes: Changes) -> Changes:
-    """The changes, with the richest position scheme that every mixer they name can be built with."""
-    if "position.kind" in changes:
-        return changes
-    mixers = {str(value) for path, value in changes.items() if f".{path}".endswith(".mixer.kind")} or {"softmax"}
-    capable = [kind for kind, config in POSITIONS.items() if all(fits(MIXERS[mixer], config) for mixer in mixers)]
-    return {**changes, "position.kind": max(capable, key=lambda kind: (len(POSITIONS[kind].needs), kind))}
-
-
-def variants() -> Iterator[Changes]:
-    for name, family in FAMILIES.items():
-        if name not in ("mixer", "position"):
-            for kind in registry.variants(family):
-                yield {f"{name}.kind": kind}
-
-
-def some_values(domain: domains.Domain) -> tuple[domains.Scalar, ...]:
-    if isinstance(domain, domains.Choice):
-        return domain.options
-    if isinstance(domain, domains.IntRange):
-        return (domain.low, domain.high)
-    return (domain.low, (domain.low + domain.high) / 2 or domain.high / 2, domain.high)
-
-
-def options() -> Iterator[Changes]:
-    """Every field of every variant at every option (or both ends of a range) but its default."""
-    sizing = {"expansion"}
-    for name, family in FAMILIES.items():
-        for kind, config in registry.variants(family).items():
-            for field, node in derive(config, registry.variants).fields.items():
-                if field in sizing or isinstance(node, Space):
-                    continue
-                path = f"{name}.{kind}.{field}"
-                if isinstance(node, OneOf):
-                    yield from ({f"{name}.kind": kind, f"{path}.kind": other} for other in node.variants)
-                    continue
-                for value in some_values(node):
-                    if not domains.same(value, node.default):
-                        yield {f"{name}.kind": kind, path: value}
-
-
-def label(changes: Changes) -> str:
-    return ",".join(f"{path.removesuffix('.kind')}={value}" for path, value in changes.items())
-
-
-PAIRS = pairs(legal=True)
-BUILT = [*PAIRS, *variants()]
-OPTIONS = [with_position(changes) for changes in options()]
 cases = pytest.mark.parametrize("changes", BUILT, ids=label)
 option_cases = pytest.mark.parametrize("changes", OPTIONS, ids=label)
 
@@ -158,13 +88,34 @@ def test_decoding_equals_the_full_pass_from_any_split(small: Make, changes: Chan
     tokens = tokens_for(config)
     whole = logits(model, tokens)
     for sizes in ([1] * LENGTH, [LENGTH], [5, 1, LENGTH - 6], [LENGTH - 1, 1], [20, LENGTH - 20]):
-        state, start, parts = model.empty_state(2), 0, []
-        for size in sizes:
-            with torch.no_grad():
-                part, state = model.step(tokens[:, start : start + size], state, start)
-            parts.append(part)
-            start += size
-        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(decoded(model, tokens, sizes), whole, rtol=1e-5, atol=1e-5)
+
+
+def decoded(model: DecoderLM, tokens: Tensor, sizes: list[int]) -> Tensor:
+    """Logits of decoding in steps of these sizes."""
+    state, start, parts = model.empty_state(tokens.shape[0]), 0, []
+    for size in sizes:
+        with torch.no_grad():
+            part, state = model.step(tokens[:, start : start + size], state, start)
+        parts.append(part)
+        start += size
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", PAIRS, ids=label)
+def test_long_sequences_are_causal_and_decode_across_chunks_and_windows(small: Make, changes: Changes) -> None:
+    length = 131
+    config = small({**changes, "premixer.kind": "short_conv"}, train_len=length, max_len=length)
+    model = config.build(seed=1)
+    tokens = tokens_for(config, length=length)
+    whole = logits(model, tokens)
+    for changed in (63, 64, 65, 127, 128, 130):
+        other = tokens.clone()
+        other[:, changed] = (other[:, changed] + 1) % config.vocab_size
+        torch.testing.assert_close(logits(model, other)[:, :changed], whole[:, :changed], rtol=0, atol=1e-6)
+    for sizes in ([1] * length, [64, 67], [63, 1, 1, 66], [100, 31]):
+        torch.testing.assert_close(decoded(model, tokens, sizes), whole, rtol=1e-5, atol=1e-5)
 
 
 @cases
@@ -178,12 +129,23 @@ def test_rows_do_not_see_each_other_or_padding(small: Make, changes: Changes) ->
     live[:, 20:] = False
     right = logits(model, torch.cat([tokens, tokens[:, : LENGTH - 20]], dim=1), live)
     torch.testing.assert_close(right[1:2, :20], alone, rtol=1e-5, atol=1e-5)
-    assert right.isfinite().all()
-    if Hook.EMBEDDING in config.position.needs:
-        return
-    left = logits(model, torch.cat([tokens[:, : LENGTH - 20], tokens], dim=1), live.flip(1))
-    torch.testing.assert_close(left[1:2, LENGTH - 20 :], alone, rtol=1e-5, atol=1e-5)
-    assert left.isfinite().all()
+    if Hook.EMBEDDING not in config.position.needs:
+        left = logits(model, torch.cat([tokens[:, : LENGTH - 20], tokens], dim=1), live.flip(1))
+        torch.testing.assert_close(left[1:2, LENGTH - 20 :], alone, rtol=1e-5, atol=1e-5)
+
+
+@cases
+def test_padding_leaves_everything_finite(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    model = config.build(seed=1).train()
+    live = torch.ones(4, LENGTH, dtype=torch.bool)
+    live[0], live[1, :20], live[2, 20:] = False, False, False
+    y, auxiliary = model(tokens_for(config, batch=4), live)
+    assert y.isfinite().all()
+    (y[live].square().sum() + auxiliary).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
 
 
 def relative_error(config: ModelConfig, x: Tensor) -> float:

@@ -1,0 +1,82 @@
+"""Cases shared by tests over the registry: every variant, every mixer x position pair, every option of a field."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from blocks import registry
+from blocks.families import AbstractMixer, AbstractPosition, Hook
+from blocks.model import ModelConfig
+from search_space import domains
+from search_space.space import OneOf, Space, derive
+
+Changes = dict[str, domains.Scalar]
+"""Paths of a small model that are not at their default."""
+
+FAMILIES = {
+    field.name: field.metadata["family"] for field in dataclasses.fields(ModelConfig) if "family" in field.metadata
+}
+MIXERS = registry.variants(AbstractMixer)
+POSITIONS = registry.variants(AbstractPosition)
+
+
+def fits(mixer: type, position: type) -> bool:
+    return position.needs <= mixer.offers | {Hook.EMBEDDING}
+
+
+def pairs(legal: bool) -> list[Changes]:
+    return [
+        {"mixer.kind": mixer, "position.kind": position}
+        for (mixer, m), (position, p) in itertools.product(MIXERS.items(), POSITIONS.items())
+        if fits(m, p) == legal
+    ]
+
+
+def with_position(changes: Changes) -> Changes:
+    """The changes, with the richest position scheme that every mixer they name can be built with."""
+    if "position.kind" in changes:
+        return changes
+    mixers = {str(value) for path, value in changes.items() if f".{path}".endswith(".mixer.kind")} or {"softmax"}
+    capable = [kind for kind, config in POSITIONS.items() if all(fits(MIXERS[mixer], config) for mixer in mixers)]
+    return {**changes, "position.kind": max(capable, key=lambda kind: (len(POSITIONS[kind].needs), kind))}
+
+
+def variants() -> Iterator[Changes]:
+    for name, family in FAMILIES.items():
+        if name not in ("mixer", "position"):
+            for kind in registry.variants(family):
+                yield {f"{name}.kind": kind}
+
+
+def some_values(domain: domains.Domain) -> tuple[domains.Scalar, ...]:
+    if isinstance(domain, domains.Choice):
+        return domain.options
+    if isinstance(domain, domains.IntRange):
+        return (domain.low, domain.high)
+    return (domain.low, (domain.low + domain.high) / 2 or domain.high / 2, domain.high)
+
+
+def options() -> Iterator[Changes]:
+    """Every field of every variant at every option (or both ends of a range) but its default."""
+    sizing = {"expansion"}
+    for name, family in FAMILIES.items():
+        for kind, config in registry.variants(family).items():
+            for field, node in derive(config, registry.variants).fields.items():
+                if field in sizing or isinstance(node, Space):
+                    continue
+                path = f"{name}.{kind}.{field}"
+                if isinstance(node, OneOf):
+                    yield from ({f"{name}.kind": kind, f"{path}.kind": other} for other in node.variants)
+                    continue
+                for value in some_values(node):
+                    if not domains.same(value, node.default):
+                        yield {f"{name}.kind": kind, path: value}
+
+
+def label(changes: Changes) -> str:
+    return ",".join(f"{path.removesuffix('.kind')}={value}" for path, value in changes.items())
+
+
+PAIRS = pairs(legal=True)
+BUILT = [*PAIRS, *variants()]
+OPTIONS = [with_position(changes) for changes in options()]
