@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from runners.artifacts import rehome
+from runners.rows import VIEW_KEY
 from runners.store import QUIET, Store, StoreError
 from search_space.errors import UserError
 from search_space.places import Place, driver_uri, locate
@@ -31,12 +32,20 @@ def serve(uri: str = "", port: int = 5000) -> int:
         return 0
     server = start(place, port)
     try:
-        print(f"Dashboard of {place.uri}: http://{HOST}:{port} (Ctrl-C ends it)", flush=True)
+        print(f"Dashboard of {place.uri}: http://{HOST}:{port} (Ctrl-C ends it)")
+        for name, parent in Store(place).searches().items():
+            print(f"  {name}: {table_url(f'http://{HOST}:{port}', parent.info.experiment_id)}")
+        sys.stdout.flush()
         return server.wait()
     except KeyboardInterrupt:
         return 0
     finally:
         stop(server)
+
+
+def table_url(address: str, experiment_id: str) -> str:
+    """Where the table of a search's runs is, best first, with what was searched as columns."""
+    return f"{address}/#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW_KEY}"
 
 
 def start(place: Place, port: int, log: Path | None = None) -> "subprocess.Popen[bytes]":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from runners.artifacts import write
 from runners.driver import is_dead
+from runners.stale import close_stale
 from runners.store import Store
-from runners.tracking import close_stale
 from search_space.errors import UserError
 from search_space.places import locate, present_path
 from search_space.records import Tag

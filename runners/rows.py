@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from runners.tasks.data import TaskData
     from search_space.experiment import Experiment
 
+VIEW_KEY = "assay"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+VIEW_PARAMS = 8
+"""Searched paths shown as columns of the table of runs."""
 PARAM_LIMIT = 6000
 TAG_LIMIT = 8000
 """Characters beyond which MLflow cuts a value with only a warning; we cut first and say where the whole text is."""
@@ -144,6 +148,40 @@ def environment_files(environment: "Environment") -> dict[str, str]:
         **{f"{Artifact.BLOCKS}/{path}": text for path, text in environment.sources.items()},
     }
     return {path: text for path, text in files.items() if text}
+
+
+def table_view(experiment: "Experiment") -> str:
+    """The state of MLflow's table of runs that compares trials: best first, what was searched beside it.
+
+    MLflow opens it through the tag VIEW_TAG and the query `viewStateShareKey`.
+    """
+    space = experiment.space
+    conditional = spaces.conditional(space)
+    always = [path for path in spaces.searched(space) if path not in conditional]
+    metrics = [Metric.LOSS, Metric.PARAMS, Metric.FLOPS]
+    state = {
+        "searchFilter": "",
+        "orderByKey": f"metrics.`{Metric.LOSS}`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": [
+            *(f"metrics.`{name}`" for name in metrics),
+            *(f"params.`{path}`" for path in always[:VIEW_PARAMS]),
+            f"tags.`{Tag.STATUS}`",
+            f"tags.`{Tag.STAGE}`",
+        ],
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "compareRunsMode": "TABLE",
+        "viewMaximized": False,
+        "runListHidden": False,
+        "groupBy": None,
+    }
+    return json.dumps(state)
 
 
 def parent_note(experiment: "Experiment", data: "TaskData") -> str:

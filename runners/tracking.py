@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from runners import rows
 from runners.artifacts import ArtifactWriter, rehome, write
 from runners.curves import CurveShards
-from runners.driver import is_dead, this_driver
+from runners.driver import this_driver
 from runners.environment import Environment
 from runners.openrun import OpenRun
-from runners.store import Store, StoreError, connect, every_run
+from runners.stale import close_children
+from runners.store import StoreError, connect, every_run
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate
 from search_space.records import (
@@ -34,7 +35,6 @@ from search_space.records import (
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-    from mlflow.tracking import MlflowClient
 
     from runners.candidate import Resolved
     from runners.tasks.data import TaskData
@@ -81,6 +81,8 @@ class Tracker:
             params=rows.parent_params(experiment),
         )
         self._parent = parent
+        view = rows.table_view(experiment)
+        write(lambda: self.client.set_experiment_tag(self._experiment, rows.VIEW_TAG, view))
         parent.tags[Tag.DRIVER] = this_driver()
         if data.bigram_loss is not None:
             parent.take(Metric.BASELINE_BIGRAM, data.bigram_loss, 0, _now())
@@ -286,23 +288,3 @@ class Tracker:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def close_children(client: "MlflowClient", experiment_id: str) -> int:
-    """Mark every trial that nobody trains any more as preempted; how many there were."""
-    stale = every_run(client, [experiment_id], f"tags.`{Tag.KIND}` = 'trial' and attributes.status = 'RUNNING'")
-    for run in stale:
-        write(lambda run_id=run.info.run_id: client.set_tag(run_id, Tag.STATUS, str(Status.PREEMPTED)))  # type: ignore[misc]
-        write(lambda run_id=run.info.run_id: client.set_terminated(run_id, TERMINAL[Status.PREEMPTED]))  # type: ignore[misc]
-    return len(stale)
-
-
-def close_stale(store: Store) -> list[str]:
-    """Close the searches whose driver died on this machine without a word; their names."""
-    closed = []
-    for name, parent in store.searches().items():
-        if parent.info.status == "RUNNING" and is_dead(parent.data.tags.get(Tag.DRIVER, "")):
-            close_children(store.client, parent.info.experiment_id)
-            write(lambda run_id=parent.info.run_id: store.client.set_terminated(run_id, "KILLED"))  # type: ignore[misc]
-            closed.append(name)
-    return closed

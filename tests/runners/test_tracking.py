@@ -3,7 +3,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,11 +13,12 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
-from tracked import experiment_text, readings, result, searched, store_uri
+from tracked import experiment_text, free_port, readings, result, searched, store_uri
 
 from runners.dashboard import start, stop
+from runners.stale import close_stale
 from runners.store import Store, StoreError
-from runners.tracking import Tracker, close_stale
+from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Reading, Stage, Status, Tag
@@ -41,12 +41,6 @@ def write_search(uri: str, trials: int = 2, name: str = "tiny") -> str:
         tracker.finish_trial(run, result())
     tracker.finish_search("FINISHED", {"best_loss": 2.7})
     return parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def steps(client: MlflowClient, run: Run, metric: str) -> list[int]:

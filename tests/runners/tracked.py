@@ -4,6 +4,7 @@ import atexit
 import functools
 import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,6 +133,13 @@ def result(status: Status = Status.OK, count: int = 4, **changes: object) -> Tri
     tokens = curve[-1].tokens if curve else 0
     whole = {"status": status, "metrics": metrics, "curve": curve, "tokens": tokens, "seconds": 0.5, **changes}
     return TrialResult(**whole)  # type: ignore[arg-type]
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def store_uri(folder: Path) -> str:

@@ -1,0 +1,31 @@
+"""Runs that nobody trains any more: closed, so that none stays RUNNING for ever."""
+
+from typing import TYPE_CHECKING
+
+from runners.artifacts import write
+from runners.driver import is_dead
+from runners.store import Store, every_run
+from search_space.records import TERMINAL, Status, Tag
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+def close_children(client: "MlflowClient", experiment_id: str) -> int:
+    """Mark every trial that nobody trains any more as preempted; how many there were."""
+    stale = every_run(client, [experiment_id], f"tags.`{Tag.KIND}` = 'trial' and attributes.status = 'RUNNING'")
+    for run in stale:
+        write(lambda run_id=run.info.run_id: client.set_tag(run_id, Tag.STATUS, str(Status.PREEMPTED)))  # type: ignore[misc]
+        write(lambda run_id=run.info.run_id: client.set_terminated(run_id, TERMINAL[Status.PREEMPTED]))  # type: ignore[misc]
+    return len(stale)
+
+
+def close_stale(store: Store) -> list[str]:
+    """Close the searches whose driver died on this machine without a word; their names."""
+    closed = []
+    for name, parent in store.searches().items():
+        if parent.info.status == "RUNNING" and is_dead(parent.data.tags.get(Tag.DRIVER, "")):
+            close_children(store.client, parent.info.experiment_id)
+            write(lambda run_id=parent.info.run_id: store.client.set_terminated(run_id, "KILLED"))  # type: ignore[misc]
+            closed.append(name)
+    return closed
