@@ -44,4 +44,4 @@ def best_so_far(search: Search) -> pd.DataFrame:
 def _trained(search: Search) -> pd.DataFrame:
     chosen = search.trials[search.trials["status"].isin(TRAINED)]["run_id"]
     readings = search.curves[search.curves["run_id"].isin(chosen)]
-    return readings[np.isfinite(readings["loss"])]
+    return readings[np.isfinite(readings["loss"]) & (readings["tokens"] > 0)]

@@ -1,5 +1,6 @@
 """Figures in one style: colours that survive colour blindness, units, numbers of trials and intervals on each."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from analysis.frame import Search, short_path
 from analysis.leaderboard import leaderboard, seed_spread
 from analysis.pareto import front
 from analysis.verdicts import Contrast
-from search_space.records import Metric, Status
+from search_space.records import Metric, Stage, Status
 
 # Okabe & Ito (2008), "Color Universal Design".
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C"
@@ -29,7 +30,7 @@ STATUS_COLOURS = {
     str(Status.PREEMPTED): GREEN,
     str(Status.FAILED): "#000000",
 }
-CLAIM_COLOURS = {"better": BLUE, "worse": VERMILION, "equal": GREEN, "undecided": GREY, "too few": GREY}
+CLAIM_COLOURS = {"better": BLUE, "worse": VERMILION, "equal": GREEN, "undecided": GREY}
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -48,7 +49,8 @@ STYLE: dict[Any, Any] = {
 _ROW = 0.27
 """Inches a labelled row takes."""
 _MOST_ROWS = 60
-_LABEL = 100
+_WRAP = 74
+"""Characters in a line of a label."""
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -65,7 +67,7 @@ def leaderboard_figure(search: Search, top: int = 15) -> Figure:
     done = board[board["status"] == Status.OK]
     shown = done[(np.arange(len(done)) < top) | done["is_baseline"].to_numpy()]
     spread, degrees = seed_spread(search)
-    figure, axes = _canvas(11.0, 1.7 + _ROW * max(len(shown), 1))
+    figure, axes = _canvas(10.0, 1.7 + 1.4 * _ROW * max(len(shown), 1))
     rows = np.arange(len(shown))
     if degrees:
         axes.errorbar(shown["loss"], rows, xerr=spread, fmt="none", ecolor=GREY, elinewidth=1.2, capsize=2, zorder=2)
@@ -73,9 +75,8 @@ def leaderboard_figure(search: Search, top: int = 15) -> Figure:
     axes.scatter(shown["loss"], rows, c=colours, s=34, zorder=3)
     for row, loss in zip(rows, shown["loss"], strict=True):
         axes.annotate(f"{loss:.3f}", (loss, row), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7)
-    axes.set_yticks(
-        rows, [f"#{n}  {_cut(what)}" for n, what in zip(shown["number"], shown["what"], strict=True)], fontsize=8
-    )
+    names = [_wrapped(f"#{n}  {what}") for n, what in zip(shown["number"], shown["what"], strict=True)]
+    axes.set_yticks(rows, names, fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.8)
     axes.margins(x=0.08)
     axes.set_xlabel(f"final validation loss ({search.unit}); lower is better")
@@ -90,9 +91,10 @@ def leaderboard_figure(search: Search, top: int = 15) -> Figure:
 
 @mpl.rc_context(STYLE)
 def curves_figure(search: Search) -> Figure:
-    """Every learning curve of the search; the best and the baseline stand out."""
+    """Every learning curve from the first reading after training began; the best and the baseline stand out."""
     figure, axes = _canvas(8.0, 4.8)
-    curves = dict(list(search.curves.groupby("run_id")))
+    begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
+    curves = dict(list(begun.groupby("run_id")))
     best = search.finished["run_id"].iloc[0] if len(search.finished) else ""
     for _, row in search.trials.iterrows():
         if row["run_id"] not in curves or row["run_id"] == best or row["is_baseline"]:
@@ -119,7 +121,7 @@ def curves_figure(search: Search) -> Figure:
     for status, count in counts.items():
         colour = STATUS_COLOURS.get(str(status), GREY)
         axes.plot([], [], color=colour, lw=1.5, label=f"{str(status).replace('_', ' ')}: {count}")
-    _robust_limits(axes, search.curves["loss"])
+    _robust_limits(axes, pd.concat([curve["loss"] for curve in curves.values()]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel("training tokens")
     axes.set_ylabel(f"validation loss ({search.unit})")
@@ -131,17 +133,14 @@ def curves_figure(search: Search) -> Figure:
 @mpl.rc_context(STYLE)
 def effects_figure(effects: Effects) -> Figure:
     """Every effect with its interval and numbers of trials."""
-    rows = _widest_first(effects.rows)
+    spoken = [row for row in effects.rows if row.claim != "too few"]
+    rows = _widest_first(spoken)
     figure, axes = _canvas(8.5, 1.7 + _ROW * max(len(rows), 1))
     labels = []
     for place, row in enumerate(rows):
-        known = not np.isnan(row.low)
         colour = CLAIM_COLOURS[row.claim]
-        if known:
-            axes.plot([row.low, row.high], [place, place], color=colour, lw=2, solid_capstyle="butt", zorder=2)
-        if not np.isnan(row.estimate):
-            face = colour if known else "white"
-            axes.plot(row.estimate, place, "o", color=colour, mfc=face, ms=6, zorder=3)
+        axes.plot([row.low, row.high], [place, place], color=colour, lw=2, solid_capstyle="butt", zorder=2)
+        axes.plot(row.estimate, place, "o", color=colour, ms=6, zorder=3)
         labels.append(f"{short_path(row.path)}: {row.option} vs {row.reference}  (n={row.n}, {row.n_reference})")
     axes.axvline(0, color="#000000", lw=0.9, zorder=1)
     axes.set_yticks(range(len(rows)), labels)
@@ -152,12 +151,15 @@ def effects_figure(effects: Effects) -> Figure:
     axes.set_xlabel(f"difference of validation loss ({effects.unit}) at {effects.tokens:,} tokens; left is better")
     for word in ("better", "worse", "undecided"):
         axes.plot([], [], "o-", color=CLAIM_COLOURS[word], label=word)
-    axes.plot([], [], "o", color=GREY, mfc="white", label="too few trials: no interval")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     level = f"{1 - effects.alpha:.0%}"
     notes = [f"{effects.n} trials, adjusted for the other choices; intervals hold together at {level}"]
-    if len(rows) < len(effects.rows):
-        notes.append(f"the {len(rows)} largest of {len(effects.rows)} effects")
+    if len(rows) < len(spoken):
+        notes.append(f"the {len(rows)} largest of {len(spoken)} effects")
+    if len(spoken) < len(effects.rows):
+        notes.append(
+            f"{len(effects.rows) - len(spoken)} options tried by fewer than three trials are in the table only"
+        )
     _title(figure, "What each choice was worth", notes)
     return figure
 
@@ -252,17 +254,22 @@ def _title(figure: Figure, title: str, notes: Sequence[str]) -> None:
     figure.suptitle("\n".join([title, *notes]), x=0.01, ha="left", fontsize=9.5, linespacing=1.4)
 
 
-def _cut(text: str, most: int = _LABEL) -> str:
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text.replace("+", " + "), _WRAP, break_long_words=False)
+
+
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _robust_limits(axes: Axes, losses: pd.Series) -> None:
-    """Leave what shot up out of view, so that the rest can be told apart."""
+    """Leave what shot up out of view (beyond Tukey's far fence), so that the rest can be told apart."""
     finite = losses[np.isfinite(losses)]
     if len(finite):
-        low, high = float(finite.min()), float(finite.quantile(0.98))
-        room = 0.05 * (high - low or 1.0)
-        axes.set_ylim(low - room, high + 2 * room)
+        quarter, three = finite.quantile([0.25, 0.75])
+        low, high = float(finite.min()), min(float(finite.max()), three + 3 * (three - quarter))
+        room = 0.06 * (high - low or 1.0)
+        axes.set_ylim(low - room, high + room)
 
 
 def _widest_first(rows: Sequence[Effect]) -> list[Effect]:

@@ -6,16 +6,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis import plots, text
+from analysis import curves, plots, text
 from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
 from analysis.leaderboard import leaderboard
 from analysis.load import load_search
 from analysis.verdicts import Contrast, contrasts
-from search_space.records import Metric, Tag
+from search_space.records import Artifact, Metric, Tag
 
 _TOP = 15
 _LONG = 160
+_FEW = 12
+_TELLING = ("torch", "numpy", "optuna", "mlflow", "triton", "flash-attn")
 
 
 def write_report(uri: str, name: str, out: Path) -> Path:
@@ -40,9 +42,9 @@ def _pictures(search: Search, effects: Effects, found: Sequence[Contrast]) -> di
         pictures["leaderboard.png"] = plots.leaderboard_figure(search)
         if search.finished[Metric.PARAMS].notna().any():
             pictures["cost.png"] = plots.cost_figure(search)
-    if len(search.curves):
+    if curves.common_tokens(search):
         pictures["curves.png"] = plots.curves_figure(search)
-    if effects.rows:
+    if any(row.claim != "too few" for row in effects.rows):
         pictures["effects.png"] = plots.effects_figure(effects)
     return pictures
 
@@ -126,7 +128,9 @@ def _environment(search: Search) -> str:
         lines.append(f"- data fingerprint (sha256): `{tags[Tag.FINGERPRINT]}`")
     if Tag.SPACE in tags:
         lines.append(f"- space: `{tags[Tag.SPACE]}`")
-    lines += [f"- {key}: {_plain(value)}" for key, value in sorted(search.parent.experiment.get("task", {}).items())]
+    if search.task:
+        settings = search.parent.experiment["task"].get(search.task, {})
+        lines.append(f"- task: {search.task} ({_plain(settings)})")
     lines += [f"- {key}: {_plain(value)}" for key, value in sorted(search.parent.environment.items()) if value]
     return "\n".join(lines)
 
@@ -145,8 +149,12 @@ def _replay(search: Search, found: Sequence[Contrast]) -> str:
 
 
 def _plain(value: Any) -> str:
+    """A setting in words; of many packages only those that decide numbers."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+        held = {key: inner for key, inner in value.items() if inner not in ("", [], {})}
+        shown = {key: inner for key, inner in held.items() if len(held) <= _FEW or key in _TELLING}
+        more = f", and {len(held) - len(shown)} more in {Artifact.ENVIRONMENT}" if len(shown) < len(held) else ""
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in shown.items()) + more
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     return _short(str(value))

@@ -11,17 +11,16 @@ from analysis.verdicts import Contrast, contrasts
 from search_space.records import Metric, Status
 
 Row = Sequence[str]
-_WIDE = 100
 
 
 def leaderboard_text(search: Search, top: int = 10) -> str:
     """The best trials, the difference to the baseline, and the bigram loss beside them."""
     header, rows = leaderboard_rows(search, top)
     left = len(search.trials) - len(rows)
-    lines = [
-        f"Leaderboard of {search.name}: final validation loss in {search.unit}, one seed each",
-        aligned(header, rows),
-    ]
+    head, *table = aligned(header[:-1], [row[:-1] for row in rows]).split("\n")
+    lines = [f"Leaderboard of {search.name}: final validation loss in {search.unit}, one seed each", head]
+    for line, row in zip(table, rows, strict=True):
+        lines += [line, f"      {row[-1]}"]
     if left > 0:
         lines.append(f"... and {left} more: assay runs {search.name}")
     return "\n".join([*lines, bigram_text(search), lead_text(search)])
@@ -159,9 +158,8 @@ def undecided_lines(search: Search, effects: Effects, found: Sequence[Contrast])
 
 
 def aligned(header: Row, rows: Sequence[Row]) -> str:
-    """A table in columns; numbers to the right, the last column cut to fit no line but its own."""
-    table = [list(header), *map(list, rows)]
-    table = [[*row[:-1], row[-1] if len(row[-1]) <= _WIDE else f"{row[-1][: _WIDE - 3]}..."] for row in table]
+    """A table in columns; numbers to the right."""
+    table = [header, *rows]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     right = [all(_is_number(row[place]) for row in table[1:]) for place in range(len(header))]
     lines = [
