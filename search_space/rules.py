@@ -212,5 +212,5 @@ def _check_contrasts(faults: Faults, fields: Mapping[str, Any]) -> None:
             faults.add(
                 path,
                 f"changes no candidate of this space, all have {sought} or lack the variant; change "
-                "another value, or write {} to compare seeds alone",
+                "another value, or remove the contrast",
             )
