@@ -17,6 +17,7 @@ from blocks.families import InfeasibleArchitecture, MixerModule
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
+from runners.divergence import TrialEnd, Watch
 from runners.evaluate import Evaluation, autocast, evaluate, summed_loss, to_device
 from runners.optimize import set_learning_rate
 from runners.tasks.data import IGNORED, Batch, TaskData
@@ -24,19 +25,8 @@ from search_space.records import Metric, Reading, Status, TrialResult, TrialSpec
 
 CHECK_EVERY = 10
 """Steps between two looks at losses and norms; each look waits for the device."""
-SUSTAINED = 20
-"""Consecutive steps over the limit that make a divergence."""
 TRACEBACK_LINES = 25
 CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
-
-
-class TrialEnd(Exception):
-    """A trial that stops before its budget is spent, for a reason that is no error of the program."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 @dataclass
@@ -85,6 +75,7 @@ def run_trial(
             _trial(spec, data, report, record, weights, test)
     except TrialEnd as end:
         status, reason = end.status, end.reason
+        record.first_nonfinite = end.first_nonfinite
     except InfeasibleArchitecture as error:
         status, reason = Status.INFEASIBLE, str(error)
     except Exception as error:  # noqa: BLE001 - the trial boundary: the search goes on, the traceback is kept
@@ -172,7 +163,7 @@ def _train(
     budget = spec.budget
     optimizer = candidate.optimizer.build(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    watch = _Watch(record, budget.batch_tokens)
+    watch = Watch(budget.batch_tokens)
     untrained = _evaluate(model, spec, data, record, "validation", data.shape.train_len)
     model.train()
     n_steps, per_reading = budget.tokens // budget.batch_tokens, budget.eval_every // budget.batch_tokens
@@ -233,7 +224,7 @@ def _read(
     spec: TrialSpec,
     data: TaskData,
     record: _Record,
-    watch: "_Watch",
+    watch: Watch,
     report: Callable[[Reading], bool],
 ) -> None:
     found = _evaluate(model, spec, data, record, "validation", data.shape.train_len)
@@ -273,55 +264,6 @@ def _read_out(model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record
         record.put(Metric.TEST_LOSS, found.loss)
         if data.reports_accuracy:
             record.put(Metric.TEST_ACCURACY, found.accuracy)
-
-
-class _Watch:
-    """Losses and gradient norms of every step, kept on the device until somebody looks."""
-
-    def __init__(self, record: _Record, batch_tokens: int) -> None:
-        self._record = record
-        self._batch_tokens = batch_tokens
-        self._unseen: list[Tensor] = []
-        self._losses: list[float] = []
-        self._read_up_to = 0
-        self._over = 0
-
-    def add(self, loss: Tensor, norm: Tensor) -> None:
-        self._unseen.append(torch.stack((loss, norm)))
-
-    def check(self) -> None:
-        """Look at the steps since the last look.
-
-        Raises TrialEnd as diverged at the first NaN or infinity, and when the training loss has stayed above its start
-        by more than 2 nats, and by more than half of it, for SUSTAINED steps on end.
-        """
-        for loss, norm in torch.stack(self._unseen).tolist() if self._unseen else ():
-            self._losses.append(loss)
-            tokens = len(self._losses) * self._batch_tokens
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._record.first_nonfinite = tokens
-                what = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
-                raise TrialEnd(Status.DIVERGED, f"{what} at {tokens} tokens; a lower learning rate may help")
-            limit = self._losses[0] + max(2.0, 0.5 * self._losses[0])
-            self._over = self._over + 1 if loss > limit else 0
-            if self._over >= SUSTAINED:
-                raise TrialEnd(
-                    Status.DIVERGED,
-                    f"the training loss stayed above {limit:.3f} for {SUSTAINED} steps, up to {tokens} tokens; "
-                    f"it began at {self._losses[0]:.3f}; a lower learning rate may help",
-                )
-        self._unseen.clear()
-
-    def first_loss(self) -> float:
-        """Training loss of the untrained model."""
-        self.check()
-        return self._losses[0]
-
-    def mean_since_reading(self) -> float:
-        """Mean training loss of the steps since this was last asked."""
-        fresh = self._losses[self._read_up_to :]
-        self._read_up_to = len(self._losses)
-        return sum(fresh) / len(fresh)
 
 
 def _backends(model: DecoderLM) -> dict[str, str]:

@@ -18,7 +18,8 @@ model:
   layers: 1
   mixer: {softmax: {kv_heads: 2, queries_per_kv: 1, head_dim: 8, qk_norm: none}}
   position: rotary
-  ffn: gelu
+  tied: true
+  ffn: {gelu: {expansion: 4.0}}
   norm: layernorm
   placement: pre
   init: xavier

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import subprocess
@@ -105,7 +106,7 @@ def test_evaluation_windows_are_fixed_spread_and_disjoint(source: TaskData) -> N
     stream = tokens(source, "validation").tobytes()
     places = [stream.find(row.astype(np.uint8).tobytes()) for row in rows]
     assert places[0] == 0
-    assert all(later - earlier >= 128 for earlier, later in zip(places, places[1:], strict=False))
+    assert all(later - earlier >= 128 for earlier, later in itertools.pairwise(places))
     assert places[-1] > 0.9 * len(stream)
     for inputs, targets in batches:
         assert inputs[:, 1:].equal(targets[:, :-1])
