@@ -75,7 +75,7 @@ class Finals(AbstractSource):
         shown = self._shown(self._ledger[number])
         self._active[number] = shown
         self._recorder.begin(shown)
-        self._show()
+        self.show()
         return Job(key=number, spec=shown.spec, test=True)
 
     def report(self, key: int, reading: Reading) -> bool:
@@ -86,7 +86,7 @@ class Finals(AbstractSource):
         self._ledger.record(key, result)
         self._recorder.finish(self._active.pop(key), result)
         self._settle(key)
-        self._show()
+        self.show()
 
     def tick(self) -> bool:
         return time.monotonic() <= self.deadline
@@ -198,7 +198,10 @@ class Finals(AbstractSource):
             weights=None,
         )
 
-    def _show(self) -> None:
+    def show(self, *, now: bool = False) -> None:
+        """Show how the finals stand; nothing when the experiment asks for none."""
+        if not self._experiment.final.contrasts:
+            return
         results = [entry.result for entry in self._ledger.entries() if entry.result is not None]
         contrasts = len(self._experiment.final.contrasts) - len(self._skipped)
         snapshot = Snapshot(
@@ -209,7 +212,7 @@ class Finals(AbstractSource):
             best="",
             eta_seconds=None,
         )
-        self._progress.show(snapshot, now=True)
+        self._progress.show(snapshot, now=now)
 
 
 def _base_key(contrast: "Contrast") -> str:

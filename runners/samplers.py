@@ -63,7 +63,9 @@ class GridSampler(AbstractSampler):
         if self._fresh and last is not None:
             self._points = itertools.islice(itertools.dropwhile(lambda point: point != last, self._points), 1, None)
         self._fresh = False
-        yield from self._points
+        # A `yield from` would close the iterator together with this generator; the next proposal goes on with it.
+        while (point := next(self._points, None)) is not None:
+            yield point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ class ModelSampler(AbstractSampler):
     """Whether the sampler understands pruned trials; otherwise they count as finished with their last loss."""
 
     def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = InMemoryStorage()
         study = optuna.create_study(storage=storage, directions=["minimize"] * self.directions)
         bad = _worst(history, self.directions)

@@ -89,9 +89,12 @@ def run_search(
                 ) as engine,
             ):
                 source.catch_up()
-                if dispatch(engine, source, interrupts):
+                whole = dispatch(engine, source, interrupts)
+                source.show(now=True)
+                if whole:
                     finals.deadline = source.deadline
                     dispatch(engine, finals, interrupts)
+                    finals.show(now=True)
                 engine.stop()
                 source.cut_off(interrupts.asked or "max_hours")
                 finals.cut_off(interrupts.asked or "max_hours")
@@ -156,7 +159,7 @@ class SearchSource(AbstractSource):
         shown = self._shown(self._study.trials()[proposed.number])
         self._active[proposed.number] = shown
         self._recorder.begin(shown)
-        self._show(now=True)
+        self.show()
         return Job(key=proposed.number, spec=proposed.spec, weights=shown.weights)
 
     def report(self, key: int, reading: Reading) -> bool:
@@ -170,10 +173,10 @@ class SearchSource(AbstractSource):
         self._study.settle(key)
         self._count(key, result)
         self._ended_here += 1
-        self._show(now=True)
+        self.show()
 
     def tick(self) -> bool:
-        self._show()
+        self.show()
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self.note_down()
         if time.monotonic() > self.deadline:
@@ -247,7 +250,8 @@ class SearchSource(AbstractSource):
         if result.status is Status.OK:
             self._best = min(self._best, (result.metrics[Metric.LOSS], number))
 
-    def _show(self, *, now: bool = False) -> None:
+    def show(self, *, now: bool = False) -> None:
+        """Show where the search stands."""
         total = self._experiment.search.trials + self._copied
         left = total - self._counts.total()
         elapsed = time.monotonic() - self._began
