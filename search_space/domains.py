@@ -127,7 +127,8 @@ def fixed(value: Scalar) -> Choice:
 def describe(domain: Domain) -> str:
     """The domain in the words of an experiment file."""
     if isinstance(domain, Choice):
-        return repr(domain.options[0]) if is_fixed(domain) else f"one of {', '.join(map(repr, domain.options))}"
+        options = [str(option).lower() if isinstance(option, bool) else repr(option) for option in domain.options]
+        return options[0] if is_fixed(domain) else f"one of {', '.join(options)}"
     log = ", log" if domain.log else ""
     step = f", step {domain.step}" if isinstance(domain, IntRange) and domain.step != 1 else ""
     return f"{domain.low} to {domain.high}{step}{log}"

@@ -1,6 +1,7 @@
 """Narrowing: the part of a derived space that an experiment file asks for."""
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -80,9 +81,9 @@ def _narrow_family(node: OneOf, spec: Any, path: str) -> OneOf:
         if kind not in node.variants:
             raise NarrowingError(join(path, str(kind)), unknown("variant", str(kind), node.variants))
         variants[kind] = narrow(node.variants[kind], {} if narrowing is None else narrowing, join(path, kind))
-    return dataclasses.replace(
-        node, variants=variants, default=node.default if node.default in variants else next(iter(variants))
-    )
+    default = node.default if node.default in variants else next(iter(variants))
+    ordered = {kind: variants[kind] for kind in node.variants if kind in variants}
+    return dataclasses.replace(node, variants=ordered, default=default)
 
 
 def _narrow_domain(domain: Domain, spec: Any, path: str) -> Domain:
@@ -97,12 +98,39 @@ def _narrow_domain(domain: Domain, spec: Any, path: str) -> Domain:
     for item, option in enumerate(options):
         value = _as_member(domain, option)
         if value is None:
-            raise NarrowingError(path, f"takes {domains.describe(domain)}; got {option!r}", item)
+            raise NarrowingError(
+                path, f"takes {domains.describe(domain)}; got {option!r}{_nearest(domain, option)}", item
+            )
         if any(domains.same(value, other) for other in kept):
             raise NarrowingError(path, f"lists {option!r} twice; keep one", item)
         kept.append(value)
     default = domain.default if any(domains.same(domain.default, value) for value in kept) else kept[0]
-    return Choice(options=tuple(kept), default=default, help=domain.help)
+    return Choice(options=_ordered(domain, kept), default=default, help=domain.help)
+
+
+def _ordered(domain: Domain, kept: list[Scalar]) -> tuple[Scalar, ...]:
+    """The options as the domain declares them, whatever order a file lists them in."""
+    if isinstance(domain, Choice):
+        return tuple(option for option in domain.options if any(domains.same(option, value) for value in kept))
+    return tuple(sorted(kept))
+
+
+def _nearest(domain: Domain, value: Any) -> str:
+    """The remedy for a value outside the domain: what comes nearest to it, in words."""
+    if isinstance(domain, Choice):
+        near: list[Any] = [option for option in domain.options if str(option).lower() == str(value).lower()]
+        if isinstance(value, str):
+            near += difflib.get_close_matches(value, [o for o in domain.options if isinstance(o, str)], n=1, cutoff=0.5)
+        elif isinstance(value, int | float) and math.isfinite(value):
+            numbers = [o for o in domain.options if not isinstance(o, bool | str)]
+            near += sorted(numbers, key=lambda option: abs(option - value))
+        return f", write {domains.describe(domains.fixed(near[0]))}" if near else ", write one of these"
+    if isinstance(value, bool | str) or not isinstance(value, int | float) or not math.isfinite(value):
+        return ", write a number"
+    bounded = min(max(value, domain.low), domain.high)
+    if isinstance(domain, FloatRange):
+        return f", write {bounded:g}"
+    return f", write {domain.low + round((bounded - domain.low) / domain.step) * domain.step}"
 
 
 def _as_member(domain: Domain, value: Any) -> Scalar | None:
@@ -133,7 +161,8 @@ def _narrow_range(domain: Domain, spec: Mapping[str, Any], path: str) -> Domain:
     low, high = _as_member(domain, spec["low"]), _as_member(domain, spec["high"])
     for key, bound in (("low", low), ("high", high)):
         if bound is None:
-            raise NarrowingError(join(path, key), f"takes {domains.describe(domain)}; got {spec[key]!r}")
+            got = f"{spec[key]!r}{_nearest(domain, spec[key])}"
+            raise NarrowingError(join(path, key), f"takes {domains.describe(domain)}; got {got}")
     assert isinstance(low, int | float)
     assert isinstance(high, int | float)
     if low > high:

@@ -60,6 +60,13 @@ def test_variants_are_named_by_a_word_a_list_a_mapping_or_a_list_of_both() -> No
     assert mapped.variants["softmax"].fields["heads"] == Choice(options=(4,), default=4, help="heads")
 
 
+def test_the_order_in_which_a_file_lists_things_does_not_matter() -> None:
+    one = {"model": {"layers": [2, 8, 4], "tied": [False, True], "mixer": ["softmax", "linear"]}}
+    other = {"model": {"layers": [8, 4, 2], "tied": [True, False], "mixer": {"linear": None, "softmax": None}}}
+    assert searched(narrow(FULL, one)) == searched(narrow(FULL, other))
+    assert narrow(FULL, one).id == narrow(FULL, other).id
+
+
 def test_families_inside_families_are_narrowed() -> None:
     pattern = model({"pattern": {"every_nth": {"every": 4, "mixer": {"softmax": {"heads": [1, 2]}}}}})["pattern"]
     inner = pattern.variants["every_nth"].fields["mixer"]
@@ -95,13 +102,20 @@ def test_narrowing_twice_with_the_same_request_changes_nothing() -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"model": 3}, "model", "takes a mapping with fields"),
     ({"modle": {}}, "modle", "did you mean 'model'"),
-    ({"model": {"layers": True}}, "model.layers", "takes 1 to 64"),
+    ({"model": {"layers": True}}, "model.layers", "takes 1 to 64; got True, write a number"),
     ({"model": {"layers": "four"}}, "model.layers", "takes 1 to 64"),
     ({"model": {"layers": None}}, "model.layers", "takes 1 to 64"),
     ({"model": {"layers": [[1]]}}, "model.layers", "takes 1 to 64"),
     ({"model": {"layers": math.nan}}, "model.layers", "takes 1 to 64"),
     ({"model": {"layers": math.inf}}, "model.layers", "takes 1 to 64"),
-    ({"model": {"layers": 2.5}}, "model.layers", "takes 1 to 64"),
+    ({"model": {"layers": 2.5}}, "model.layers", "takes 1 to 64; got 2.5, write 3"),
+    ({"model": {"layers": -7}}, "model.layers", "write 1"),
+    ({"model": {"layers": 1e300}}, "model.layers", "write 64"),
+    ({"model": {"d_model": 100}}, "model.d_model", "write 96"),
+    ({"model": {"mixer": {"softmax": {"heads": 3}}}}, "model.mixer.softmax.heads", "got 3, write 2"),
+    ({"model": {"mixer": {"softmax": {"heads": "two"}}}}, "model.mixer.softmax.heads", "write one of these"),
+    ({"model": {"mixer": {"linear": {"feature_map": "rleu"}}}}, "model.mixer.linear.feature_map", "write 'relu'"),
+    ({"optimizer": {"adamw": {"learning_rate": 7}}}, "optimizer.adamw.learning_rate", "write 0.1"),
     ({"model": {"layers": {}}}, "model.layers", "without 'low'"),
     ({"model": {"layers": {"low": 2, "high": 99}}}, "model.layers.high", "takes 1 to 64"),
     ({"model": {"layers": {"low": 2, "high": 8, "log": "yes"}}}, "model.layers.log", "true or false"),
@@ -110,7 +124,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"layers": {"low": 2, "high": 8, "step": 1.5}}}, "model.layers.step", "multiple of 1"),
     ({"model": {"d_model": {"low": 64, "high": 128, "step": 24}}}, "model.d_model.step", "multiple of 16"),
     ({"model": {"d_model": {"low": 64, "high": 128, "log": True}}}, "model.d_model", "leave log out"),
-    ({"model": {"tied": 1}}, "model.tied", "one of True, False"),
+    ({"model": {"tied": 1}}, "model.tied", "one of true, false; got 1, write one of these"),
+    ({"model": {"tied": "True"}}, "model.tied", "got 'True', write true"),
     ({"model": {"mixer": 3}}, "model.mixer", "one or more of linear, softmax"),
     ({"model": {"mixer": [3]}}, "model.mixer", "names of variants"),
     ({"model": {"mixer": []}}, "model.mixer", "picks no variant"),

@@ -41,7 +41,7 @@ def test_sections_and_fields_the_file_lacks_are_made() -> None:
 def test_a_field_of_one_variant_keeps_the_others() -> None:
     domains = searched(load("model.mixer.softmax.heads=[1, 4]").space)
     assert domains["model.mixer.softmax.heads"] == Choice(options=(1, 4), default=1, help="heads")
-    assert domains["model.mixer.kind"].options == ("softmax", "linear")  # type: ignore[union-attr]
+    assert domains["model.mixer.kind"].options == ("linear", "softmax")  # type: ignore[union-attr]
     domains = searched(load("model.position.rotary.base=1000").space)
     assert set(domains["model.position.kind"].options) == {"none", "rotary"}  # type: ignore[union-attr]
 
