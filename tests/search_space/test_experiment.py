@@ -1,46 +1,27 @@
 """A file becomes an experiment with everything filled in, or a list of all that is wrong with it."""
 
-import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from toy_space import TASKS, toy_space
+from toy_space import SMALL, TASKS, faults, load, toy_space
 
 from search_space.experiment import (
     Contrast,
     EngineSpec,
-    Experiment,
     ExperimentError,
     FinalSpec,
     FreeSize,
     Limits,
-    PrunerSpec,
     SearchSpec,
     SizeTarget,
-    as_file,
-    difference,
-    from_plain,
     preset_path,
     presets,
     read,
 )
 from search_space.records import Budget
-from search_space.space import default_point, holds, random_point, size
-
-SMALL = "name: small\ntask: copying\nbudget: {tokens: 8192}\n"
-
-
-def load(text: str, *overrides: str, **more: Any) -> Experiment:
-    return read(text, full_space=toy_space, tasks=TASKS, overrides=overrides, **more)
-
-
-def faults(text: str, *overrides: str) -> list[str]:
-    with pytest.raises(ExperimentError) as caught:
-        load(text, *overrides)
-    return str(caught.value).split("\n")
+from search_space.space import default_point, holds
 
 
 def test_a_short_file_gets_sensible_values_everywhere() -> None:
@@ -119,29 +100,6 @@ def test_the_name_comes_from_the_caller_then_the_file_then_the_files_name(tmp_pa
     assert "name is missing" in faults("task: copying\nbudget: {tokens: 8192}\n")[0]
     with pytest.raises(ExperimentError, match="takes a name of letters"):
         load(SMALL, name="../x")
-
-
-@pytest.mark.parametrize(
-    ("pruner", "expected"),
-    [
-        ("none", PrunerSpec()),
-        ("asha", PrunerSpec(kind="asha", grace_tokens=2048)),
-        ("median", PrunerSpec(kind="median", grace_tokens=2048)),
-        ("{asha: {grace_tokens: 4096, factor: 4}}", PrunerSpec(kind="asha", grace_tokens=4096, factor=4)),
-        ("{median: {grace_tokens: 6k}}", None),
-    ],
-)
-def test_pruners_begin_at_a_reading(pruner: str, expected: PrunerSpec | None) -> None:
-    text = f"name: p\ntask: copying\nbudget: {{tokens: 16384, eval_every: 2048}}\nsearch: {{pruner: {pruner}}}\n"
-    if expected is None:
-        assert "takes a multiple of budget.eval_every (2048); got 6000, write 4096 or 6144" in faults(text)[0]
-    else:
-        assert load(text).search.pruner == expected
-
-
-def test_readings_follow_the_grace_where_the_file_gives_only_that() -> None:
-    text = "name: p\ntask: copying\nbudget: {tokens: 16384}\nsearch: {pruner: {asha: {grace_tokens: 3072}}}\n"
-    assert load(text).budget.eval_every == 3072
 
 
 def test_the_baseline_keeps_declared_defaults_and_what_the_file_fixes() -> None:
@@ -265,114 +223,6 @@ def test_complaints_of_the_task_are_laid_to_its_fields() -> None:
 def test_task_fields_are_checked_by_their_types(fields: str, words: str) -> None:
     (line,) = faults(f"name: t\ntask: {{copying: {{{fields}}}}}\nbudget: {{tokens: 8192}}\n")
     assert words in line
-
-
-FIXED = "model: {d_model: 64, tied: true, mixer: {softmax: {heads: 2}}, position: none, layers: %s}\n"
-
-
-@pytest.mark.parametrize(
-    ("model", "sampler", "words"),
-    [
-        (FIXED % "{low: 2, high: 8}", "gp", ""),
-        (FIXED % "[2, 4]", "gp", ""),
-        (FIXED % "{low: 2, high: 8}", "cmaes", ""),
-        (FIXED % "[2, 4]", "cmaes", "model.layers are choices"),
-        ("", "gp", "always active"),
-        ("", "cmaes", "always active"),
-        ("", "grid", "optimizer.adamw.learning_rate hold real intervals"),
-        (FIXED % "2" + "optimizer: {adamw: {learning_rate: 1e-3}}\n", "gp", "nothing to search"),
-        (FIXED % "2" + "optimizer: {adamw: {learning_rate: 1e-3}}\n", "grid", ""),
-        (FIXED % "[2, 4]" + "optimizer: {adamw: {learning_rate: [1e-3, 2e-3]}}\n", "grid", ""),
-        ("", "random", ""),
-        ("", "tpe", ""),
-    ],
-)
-def test_a_sampler_is_refused_where_it_does_not_fit_the_space(model: str, sampler: str, words: str) -> None:
-    text = f"{SMALL}{model}search:\n  sampler: {sampler}\n"
-    if not words:
-        assert load(text).search.sampler == sampler
-    else:
-        assert words in "\n".join(faults(text))
-
-
-def test_an_experiment_comes_back_from_its_plain_form() -> None:
-    experiment = load(
-        SMALL
-        + "model: {size: {params: 130k}, layers: {low: 2, high: 8, log: true}, pattern: [uniform, every_nth]}\n"
-        + "baseline: {model: {layers: 9}}\nmax_hours: 2\nlimits: {max_params: 1M}\n"
-        + "final: {contrasts: {a: {model.mixer: linear}}}\n",
-        "search.trials=7",
-    )
-    plain = json.loads(json.dumps(experiment.plain(), allow_nan=False))
-    again = from_plain(plain, toy_space, TASKS)
-    assert again.plain() == experiment.plain()
-    assert again.space.id == experiment.space.id
-    assert again.identity() == experiment.identity()
-    assert again.changed(again.baseline, again.final.contrasts[0]) == experiment.changed(
-        experiment.baseline, experiment.final.contrasts[0]
-    )
-    with pytest.raises(ValueError, match="is no known task"):
-        from_plain(plain, toy_space, {"other": TASKS["copying"]})
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        "search: {trials: 99}",
-        "engine: {jobs: 9}",
-        "max_hours: 3",
-        "max_tokens: 1B",
-        "description: other words",
-        "# only a comment",
-        "model: {}",
-    ],
-)
-def test_what_only_says_how_long_or_how_wide_leaves_the_identity_alone(more: str) -> None:
-    assert difference(load(SMALL).identity(), load(SMALL + more).identity()) == []
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ("search: {seed: 5}", "search.seed: 0 -> 5"),
-        ("search: {sampler: random}", "search.sampler: tpe -> random"),
-        ("engine: {threads: 2}", "engine.threads: 1 -> 2"),
-        ("model: {layers: [2, 4]}", "model.layers: 1 to 64 -> 2 or 4"),
-        ("model: {tied: false}", "model.tied: true or false -> false"),
-        ("model: {pattern: [uniform, every_nth]}", "model.pattern: uniform -> every_nth, uniform"),
-        ("limits: {max_params: 1M}", "limits.max_params: absent -> 1000000.0"),
-        ("final: {contrasts: {chance: {}}}", "final.contrasts.chance: absent -> nothing"),
-    ],
-)
-def test_every_other_edit_is_shown_with_old_and_new(more: str, line: str) -> None:
-    lines = difference(load(SMALL).identity(), load(SMALL + more).identity())
-    assert line in lines
-
-
-def test_an_identity_is_json_and_stable_over_readings() -> None:
-    first, second = load(SMALL).identity(), load(SMALL).identity()
-    assert json.dumps(first, allow_nan=False) == json.dumps(second)
-    assert difference(json.loads(json.dumps(first)), second) == []
-
-
-@pytest.mark.parametrize("target", ["", "model: {size: {params: 130k}, pattern: [uniform, every_nth]}\n"])
-def test_a_candidates_file_holds_that_point_alone(target: str) -> None:
-    import random
-
-    experiment = load(SMALL + target + "limits: {max_params: 1M}\nengine: {device: cpu}\n")
-    rng = random.Random(0)
-    for _ in range(20):
-        point = random_point(experiment.space, rng)
-        again = load(as_file(point, experiment))
-        assert size(again.space) == 1
-        assert default_point(again.space) == point
-        assert (again.size, again.limits, again.task, again.budget) == (
-            experiment.size,
-            experiment.limits,
-            experiment.task,
-            experiment.budget,
-        )
-    assert load(as_file(point, experiment, name="winner")).name == "winner"
 
 
 def test_a_broken_module_of_the_users_is_a_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
-"""A small space with every kind of node, and a task, for tests of the language itself."""
+"""A small space with every kind of node, tasks, and a short file, for tests of the language itself."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import pytest
 
 from search_space.domains import choice, family, float_range, int_range, nested
+from search_space.experiment import Experiment, ExperimentError, read
 from search_space.space import Space, derive
 
 
@@ -131,3 +134,17 @@ class Files:
 
 
 TASKS: Mapping[str, type] = {"copying": Copying, "files": Files}
+
+SMALL = "name: small\ntask: copying\nbudget: {tokens: 8192}\n"
+
+
+def load(text: str, *overrides: str, **more: Any) -> Experiment:
+    """The experiment of a text in the toy space."""
+    return read(text, full_space=toy_space, tasks=TASKS, overrides=overrides, **more)
+
+
+def faults(text: str, *overrides: str) -> list[str]:
+    """The lines of the error that a text ends in."""
+    with pytest.raises(ExperimentError) as caught:
+        load(text, *overrides)
+    return str(caught.value).split("\n")
