@@ -51,7 +51,10 @@ class Source:
 
 
 def parse_override(text: str) -> Override:
-    """The override of a text 'path=value', its value read as YAML; ExperimentError names the override."""
+    """The override of a text 'path=value', its value read as YAML; ExperimentError names the override.
+
+    A family may be called as in a flat point: model.mixer.kind is model.mixer.
+    """
     label = _label(text)
     path, equals, value = text.partition("=")
     path = path.strip()
@@ -59,6 +62,8 @@ def parse_override(text: str) -> Override:
         raise _refused(label, path, "is no override; write path=value, such as search.trials=40")
     if not value.strip():
         raise _refused(label, path, "has no value; write path=value, such as search.trials=40")
+    if not path.startswith("task."):
+        path = path.removesuffix(".kind")
     try:
         document = parse(value, label)
     except ExperimentError as error:

@@ -111,7 +111,9 @@ def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str,
         "size": size,
         "limits": _limits(top),
         "task": task,
-        "objectives": top.take("objectives", values.many(values.one_of("objective", settings.OBJECTIVES)), ("loss",)),
+        "objectives": top.take(
+            "objectives", values.many(values.one_of("objective", settings.OBJECTIVES), at_least=1), ("loss",)
+        ),
         "engine": _engine(top),
         "baseline": read_point(faults, full, space, top.data["baseline"]) if top.has("baseline") else {},
         "final": _final(top, full),

@@ -8,11 +8,13 @@ from search_space import domains
 from search_space.domains import Domain, Scalar
 from search_space.errors import Faults
 from search_space.narrowing import NarrowingError, narrow
-from search_space.points import changed
+from search_space.points import changed, defaults
 from search_space.space import OneOf, Space, join, unknown
 
 Node = Domain | OneOf | Space
 
+WIDTH = "model.d_model"
+SOLVED = "is solved for by model.size and cannot be given; leave it out"
 RANGE_KEYS = ("low", "high", "log", "step")
 
 
@@ -59,7 +61,7 @@ def read_point(faults: Faults, full: Space, space: Space, spec: Any) -> dict[str
     What it does not name takes the declared default, or what the file fixes where that excludes the default.
     """
     path = "baseline"
-    if not isinstance(spec, Mapping) or not spec:
+    if not isinstance(spec, Mapping):
         faults.add(path, f"takes a mapping with keys out of: {', '.join(full.fields)}; got {spec!r}")
         return {}
     forced = read_change(faults, full, path, spec)
@@ -84,7 +86,8 @@ def read_change(faults: Faults, full: Space, path: str, spec: Any) -> dict[str, 
         errors: list[NarrowingError] = []
         found = _tried(full, key.split("."), value, "", errors)
         for error in errors:
-            faults.add(_under(path, key, error.path), error.message, item=error.item)
+            message = SOLVED if error.path == WIDTH and WIDTH not in defaults(full) else error.message
+            faults.add(_under(path, key, error.path), message, item=error.item)
         for inner, scalar in found.items():
             if inner in forced:
                 faults.add(join(path, key), f"sets {inner} a second time; keep one")
@@ -116,6 +119,8 @@ def _at(node: Node, parts: list[str], value: Any, path: str, errors: list[Narrow
             raise NarrowingError(here, unknown("field", parts[0], node.fields))
         return _at(node.fields[parts[0]], parts[1:], value, here, errors)
     if isinstance(node, OneOf):
+        if parts == ["kind"]:
+            return _set(node, value, path, errors)
         if parts[0] not in node.variants:
             raise NarrowingError(here, unknown("variant", parts[0], node.variants))
         return _at(node.variants[parts[0]], parts[1:], value, here, errors)

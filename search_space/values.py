@@ -129,7 +129,7 @@ def module(value: Any) -> str:
     return value
 
 
-def many(parse: Parser) -> Parser:
+def many(parse: Parser, *, at_least: int = 0) -> Parser:
     """A list of what `parse` takes; a single value is a list of one."""
 
     def parse_all(value: Any) -> tuple[Any, ...]:
@@ -137,6 +137,8 @@ def many(parse: Parser) -> Parser:
         entries = value if isinstance(value, list) else [value]
         if len(entries) > MOST_ENTRIES:
             raise ValueError(f"has {len(entries)} entries; at most {MOST_ENTRIES} are read")
+        if len(entries) < at_least:
+            raise ValueError(f"takes {at_least} or more entries; got {value!r}, name one or remove the key")
         for item, entry in enumerate(entries):
             try:
                 parsed = parse(entry)

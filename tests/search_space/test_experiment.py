@@ -115,6 +115,22 @@ def test_the_baseline_keeps_declared_defaults_and_what_the_file_fixes() -> None:
     assert not holds(experiment.space, experiment.baseline)
 
 
+def test_an_empty_baseline_is_the_declared_default() -> None:
+    experiment = load(SMALL + "baseline: {}")
+    assert experiment.baseline == default_point(experiment.space)
+    assert "takes a mapping" in faults(SMALL + "baseline:")[0]
+
+
+def test_a_width_that_is_solved_for_cannot_be_given_elsewhere() -> None:
+    sized = SMALL + "model: {size: {params: 130k}}\n"
+    assert (
+        "experiment:5: baseline.model.d_model is solved for by model.size"
+        in faults(sized + "baseline: {model: {d_model: 64}}")[0]
+    )
+    assert "is solved for by model.size" in faults(sized + "final: {contrasts: {wide: {model.d_model: 64}}}")[0]
+    assert "takes 16 to 4096, step 16" in faults(SMALL + "baseline: {model: {d_model: 100}}")[0]
+
+
 def test_a_contrast_changes_fields_kinds_and_fields_of_kinds() -> None:
     experiment = load(
         SMALL
@@ -125,15 +141,17 @@ final:
     depth: {model.layers: 9}
     linear: {model.mixer: linear}
     heads: {model.mixer.softmax.heads: 4}
+    kind: {model.mixer.kind: linear}
     nested: {model: {mixer: {softmax: {heads: 1}}, tied: false}}
     chance: {}
 """
     )
-    depth, linear, heads, nested, chance = experiment.final.contrasts
+    depth, linear, heads, kind, nested, chance = experiment.final.contrasts
     point = default_point(experiment.space)
     assert experiment.changed(point, depth) == {**point, "model.layers": 9}
     assert experiment.changed(point, heads) == {**point, "model.mixer.softmax.heads": 4}
     assert experiment.changed(point, nested) == {**point, "model.mixer.softmax.heads": 1, "model.tied": False}
+    assert kind.change == linear.change
     assert experiment.changed(point, chance) == point
     to_linear = experiment.changed(point, linear)
     assert to_linear["model.mixer.kind"] == "linear"

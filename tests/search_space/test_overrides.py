@@ -27,6 +27,7 @@ def test_scalars_lists_and_mappings_are_read_as_yaml() -> None:
     assert load("search.trials=1e3").search.trials == 1000
     assert load("model.mixer=linear").space != load().space
     assert "model.mixer.kind" not in searched(load("model.mixer=[linear]").space)
+    assert load("model.mixer.kind=linear").space == load("model.mixer=linear").space
     assert load("model.layers={low: 2, high: 8}").space.id != load().space.id
     assert load("description=a = b").description == "a = b"
 
