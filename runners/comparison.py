@@ -107,6 +107,8 @@ class ReplayReport:
         if self.bit_equal:
             return f"bit-equal in all {self.compared} numbers"
         wanted = "the record is deterministic, so this is a failure" if self.deterministic else "the record allows that"
+        if self.recorded_status != self.replayed_status:
+            return f"did not end as recorded ({wanted})"
         if self.within_spread is None:
             return f"not bit-equal ({wanted}); the run-to-run spread is unknown: the search has no repeated finals"
         relation = "within" if self.within_spread else "beyond"

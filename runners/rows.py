@@ -158,6 +158,7 @@ def table_view(experiment: "Experiment") -> str:
     space = experiment.space
     conditional = spaces.conditional(space)
     always = [path for path in spaces.searched(space) if path not in conditional]
+    always.sort(key=lambda path: not path.endswith(".kind"))
     metrics = [Metric.LOSS, Metric.PARAMS, Metric.FLOPS]
     state = {
         "searchFilter": "",

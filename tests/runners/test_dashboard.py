@@ -39,7 +39,10 @@ def browser_page() -> Iterator[Any]:
         pytest.skip("needs Chromium; on Debian: apt-get install chromium")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1600, "height": 900})
+        page = browser.new_page(viewport={"width": 2400, "height": 900})
+        # MLflow opens a chat panel beside the table on a first visit, and draws only the columns that fit.
+        page.add_init_script("localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')")
+        page.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
         page.set_default_timeout(60_000)
         try:
             yield page

@@ -58,6 +58,7 @@ def test_a_record_that_was_altered_is_told_apart_by_number_and_place(trained: st
     assert "so this is a failure" in report.text()
 
 
+@pytest.mark.slow
 def test_data_the_store_lacks_is_prepared_again_or_named_and_checked(trained: str, tmp_path: Path) -> None:
     shutil.copytree(Path(trained.removeprefix("sqlite:///")).parent, tmp_path / "mlruns")
     (data,) = tmp_path.rglob("*.safetensors")
@@ -65,6 +66,7 @@ def test_data_the_store_lacks_is_prepared_again_or_named_and_checked(trained: st
     assert replay("tiny/0", store_uri(tmp_path)).bit_equal
 
 
+@pytest.mark.slow
 def test_data_with_another_fingerprint_is_refused(tmp_path: Path) -> None:
     text = "the quick brown fox jumps over the lazy dog, and the dog sleeps on\n\n"
     (tmp_path / "a.txt").write_text("".join(f"{number} {text}" for number in range(60)))
@@ -115,6 +117,7 @@ class Plain(AbstractNorm):
 """
 
 
+@pytest.mark.slow
 def test_a_users_block_is_refused_when_changed_and_run_from_the_store_on_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +212,7 @@ def test_another_ending_is_never_equal() -> None:
     assert "recorded ok, replayed diverged" in report.text()
 
 
+@pytest.mark.slow
 def test_finals_replay_with_their_test_reading(tmp_path: Path) -> None:
     uri = store_uri(tmp_path)
     train_search(uri, trials=1, stage=Stage.FINAL)

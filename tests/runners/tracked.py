@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import json
 import random
 import shutil
 import socket
@@ -10,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
 from runners.candidate import Resolved, full_space, make_spec, resolve
 from runners.environment import Environment, capture
-from runners.store import connect
+from runners.store import Store, connect
 from runners.tasks import TASKS
 from runners.tasks.data import AbstractTask, TaskData
 from runners.tracking import Tracker
@@ -20,7 +24,7 @@ from runners.train import run_trial
 from search_space.canon import seed_from
 from search_space.experiment import Experiment, read
 from search_space.places import locate
-from search_space.records import Reading, Seeds, Stage, Status, TrialResult, TrialSpec
+from search_space.records import Artifact, Metric, Reading, Seeds, Stage, Status, Tag, TrialResult, TrialSpec
 from search_space.space import random_point
 
 RECALL = "{mqar: {seq_len: 32, pairs: 4, vocabulary: 32, examples: 256, held_out: 32}}"
@@ -157,3 +161,64 @@ def _empty_store() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     connect(locate(f"sqlite:///{folder}/mlflow.db"))
     return folder / "mlflow.db"
+
+
+def children(uri: str, name: str = "tiny") -> list[Run]:
+    """The trials of a search."""
+    store = Store(locate(uri))
+    return store.children(store.parent(name))
+
+
+def write_search(uri: str, trials: int = 2, name: str = "tiny") -> str:
+    """A finished search of made-up results; its parent run."""
+    search, tracker = searched(name), Tracker(uri)
+    parent = search.start(tracker)
+    for number in range(trials):
+        run = search.start_trial(tracker, number)
+        for reading in readings(3):
+            tracker.log_reading(run, reading)
+        tracker.finish_trial(run, result())
+    tracker.finish_search("FINISHED", {"best_loss": 2.7})
+    return parent
+
+
+def steps(client: MlflowClient, run: Run, metric: str) -> list[int]:
+    """Every step at which a metric was logged."""
+    return sorted(point.step for point in client.get_metric_history(run.info.run_id, metric))
+
+
+def check_written(uri: str, parent: str) -> None:
+    """What any store must hold of `write_search`."""
+    store = Store(locate(uri))
+    run = store.client.get_run(parent)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "tiny")
+    assert run.data.metrics["best_loss"] == 2.7
+    assert run.data.params["task.kind"] == "mqar"
+    assert "tiny" in run.data.tags[Tag.NOTE]
+    assert run.inputs.dataset_inputs[0].dataset.name == "mqar"
+    assert "name: tiny" in store.text(run, Artifact.EXPERIMENT)
+    assert json.loads(store.text(run, Artifact.ENVIRONMENT))["packages"]["torch"]
+    assert "mlflow==" in store.text(run, Artifact.LOCK)
+    fingerprint = run.data.tags[Tag.FINGERPRINT]
+    assert store.artifact(run, f"{Artifact.DATA}/{fingerprint}.safetensors")
+    trials = store.children(run)
+    assert [trial.data.tags[Tag.NUMBER] for trial in trials] == ["0", "1"]
+    for number, trial in enumerate(trials):
+        spec, _ = searched().trial(number)
+        assert store.spec(trial) == spec
+        assert store.result(trial) == result()
+        assert trial.data.tags["mlflow.parentRunId"] == parent
+        assert trial.data.tags[Tag.STATUS] == "ok"
+        assert trial.info.status == "FINISHED"
+        assert trial.data.params["model.mixer.kind"] in ("softmax", "sliding_window")
+        assert trial.data.params["model.d_ff"] == str(spec.candidate["model"]["d_ff"])
+        assert steps(store.client, trial, Metric.VALIDATION_CURVE) == [0, 2048, 4096, 6144]
+        assert steps(store.client, trial, Metric.LOSS) == [6144]
+        assert trial.inputs.dataset_inputs[0].dataset.digest == fingerprint[:12]
+    import pyarrow.parquet as parquet
+
+    folder = store.artifact(run, Artifact.CURVES)
+    assert folder is not None
+    rows = [row for shard in folder.glob("*.parquet") for row in parquet.read_table(shard).to_pylist()]
+    assert len(rows) == 8
+    assert {row["run"] for row in rows} == {trial.info.run_id for trial in trials}

@@ -1,0 +1,150 @@
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from tracked import check_written, children, free_port, result, searched, store_uri, write_search
+
+from runners.dashboard import start, stop
+from runners.store import Store, StoreError
+from runners.tracking import Tracker
+from search_space.errors import UserError
+from search_space.places import locate
+from search_space.records import Artifact
+
+
+def test_runs_are_found_by_number_best_and_id(tmp_path: Path) -> None:
+    uri, search, tracker = store_uri(tmp_path), searched(), Tracker(store_uri(tmp_path))
+    search.start(tracker)
+    runs = [search.start_trial(tracker, number) for number in range(3)]
+    for run, count in zip(runs, (3, 5, 4), strict=True):
+        tracker.finish_trial(run, result(count=count))
+    tracker.finish_search("FINISHED")
+    store = Store(locate(uri))
+    assert store.find_run("tiny/2").info.run_id == runs[2]
+    assert store.find_run("tiny/best").info.run_id == runs[1]
+    assert store.find_run(runs[0][:12]).info.run_id == runs[0]
+    for name, words in {"tiny/9": "trials there: 0 to 2", "tinny/1": "'tiny'", "zz": "SEARCH/NUMBER"}.items():
+        with pytest.raises(StoreError, match=words):
+            store.find_run(name)
+
+
+def test_a_moved_store_still_finds_and_takes_artifacts(tmp_path: Path) -> None:
+    write_search(store_uri(tmp_path / "old"))
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    uri = store_uri(tmp_path / "new")
+    store = Store(locate(uri))
+    assert store.result(store.find_run("tiny/0")) == result()
+
+    tracker = Tracker(uri)
+    search = searched()
+    parent = search.start(tracker)
+    run = search.start_trial(tracker, 2)
+    tracker.finish_trial(run, result())
+    tracker.finish_search("FINISHED")
+    assert not (tmp_path / "old").exists()
+    plain = MlflowClient(tracking_uri=uri)
+    assert {entry.path for entry in plain.list_artifacts(run)} == {Artifact.SPEC, Artifact.RESULT}
+    assert Artifact.SPACE in {entry.path for entry in plain.list_artifacts(parent)}
+
+
+def test_a_copied_store_never_reads_its_original(tmp_path: Path) -> None:
+    write_search(store_uri(tmp_path / "old"))
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    for file in (tmp_path / "old").rglob(Artifact.RESULT):
+        file.write_text("spoiled")
+    store = Store(locate(store_uri(tmp_path / "new")))
+    assert store.result(store.find_run("tiny/0")) == result()
+
+
+def test_a_store_that_is_not_there_is_refused_and_not_created(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no such file"):
+        Store(locate(f"sqlite:///{tmp_path}/mlruns/mlflow.db"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_does_not_answer_is_named_at_once() -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="does not answer"):
+        Tracker(uri)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "sqlite:///", "mysql://host/db", "sqlite:///a?x=1"])
+def test_uris_that_cannot_work_are_refused_with_one_that_can(uri: str) -> None:
+    with pytest.raises(UserError, match=r"sqlite:///.*mlruns/mlflow\.db"):
+        locate(uri)
+
+
+def test_the_environment_and_the_argument_choose_the_store(tmp_path: Path) -> None:
+    variable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"}
+    assert locate("", environment={}, folder=tmp_path).uri == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    assert locate("", environment=variable, folder=tmp_path).uri == "http://127.0.0.1:5000"
+    chosen = locate("sqlite:///a/b.db", environment=variable, folder=tmp_path)
+    assert chosen.uri == f"sqlite:///{tmp_path}/a/b.db"
+    assert (chosen.artifacts, chosen.studies) == (tmp_path / "a/artifacts", tmp_path / "a/studies")
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of our own on loopback; it refuses to run as root."""
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    found = shutil.which("initdb") or (str(binaries[-1]) if binaries else None)
+    if found is None:
+        pytest.skip("needs PostgreSQL's initdb; on Debian: apt-get install postgresql")
+    # Not under tmp_path: the account that runs the server may not enter pytest's folders.
+    folder, port = Path(tempfile.mkdtemp(prefix="assay-postgres-")), free_port()
+    prefix = []
+    if os.geteuid() == 0:
+        prefix = ["runuser", "-u", "postgres", "--"]
+        shutil.chown(folder, "postgres")
+
+    def run(command: str, *arguments: str) -> None:
+        whole = [*prefix, str(Path(found).parent / command), "-D", str(folder / "data"), *arguments]
+        subprocess.run(whole, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+    try:
+        run("initdb", "-A", "trust", "-U", "postgres")
+        run("pg_ctl", "-o", options, "-l", str(folder / "log"), "-w", "start")
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        run("pg_ctl", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_search_is_written_whole_through_a_server(tmp_path: Path) -> None:
+    write_search(store_uri(tmp_path), name="other")
+    port = free_port()
+    server = start(locate(store_uri(tmp_path)), port)
+    try:
+        uri = f"http://127.0.0.1:{port}"
+        check_written(uri, write_search(uri))
+        write_search(uri)
+        assert len(children(uri)) == 2
+    finally:
+        stop(server)
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_a_search_is_written_whole_to_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with postgres() as uri:
+        check_written(uri, write_search(uri))
+        write_search(uri)
+        assert len(children(uri)) == 2
+
+
+def test_a_folder_with_spaces_holds_a_store(tmp_path: Path) -> None:
+    folder = tmp_path / "my work, 100%"
+    folder.mkdir()
+    check_written(store_uri(folder), write_search(store_uri(folder)))
