@@ -236,6 +236,30 @@ def test_one_seed_gives_one_set_of_numbers(small: Make, changes: Changes) -> Non
     assert not torch.equal(logits(one, tokens), logits(other, tokens))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@cases
+def test_a_cuda_model_is_the_cpu_model(small: Make, changes: Changes) -> None:
+    config = small(changes)
+    here, there = config.build(seed=1), config.build(seed=1, device="cuda")
+    for name, parameter in there.named_parameters():
+        assert torch.equal(parameter.cpu(), dict(here.named_parameters())[name]), name
+    tokens = tokens_for(config)
+    torch.testing.assert_close(logits(there, tokens.cuda()).cpu(), logits(here, tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        decoded(there, tokens.cuda(), [5, 1, LENGTH - 6]), logits(there, tokens.cuda()), rtol=1e-4, atol=1e-4
+    )
+    for checkpointing in (False, True):
+        there.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y, auxiliary = there.train()(tokens.cuda(), checkpointing=checkpointing)
+        (y.float().square().mean() + auxiliary).backward()
+        assert (y.float().cpu() - logits(here, tokens)).norm() < 0.05 * y.float().norm()
+        for name, parameter in there.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
 @pytest.mark.parametrize("changes", pairs(legal=False), ids=label)
 def test_a_refused_pair_names_both_paths_and_what_would_do(small: Make, changes: Changes) -> None:
     with pytest.raises(InfeasibleArchitecture) as refused:
