@@ -66,8 +66,8 @@ class Contrast:
 def contrasts(search: Search, *, alpha: float = ALPHA, margin: float = 0.0) -> list[Contrast]:
     """Every contrast of the finals, each at alpha divided by the number of contrasts the experiment asks for."""
     finals = search.finals
-    sides = finals["candidate"].str.rpartition("/")
-    finals = finals.assign(contrast=sides[0], side=sides[2])
+    sides = [str(candidate).rpartition("/") for candidate in finals["candidate"]]
+    finals = finals.assign(contrast=[name for name, _, _ in sides], side=[side for _, _, side in sides])
     names = [str(name) for name in finals["contrast"].unique() if name]
     asked = search.parent.experiment.get("final", {}).get("contrasts", {})
     share = alpha / max(len(names), len(asked), 1)

@@ -109,7 +109,7 @@ class Writer:
         points += [Point(Metric.TRAIN_CURVE, loss - 0.02, tokens, tokens) for tokens, loss in curve]
         tokens = curve[-1][0] if curve else 0
         final = {Metric.TOKENS: float(tokens), **cost(flat), **(metrics or {})}
-        if status == Status.OK:
+        if status == Status.OK and not running:
             final |= {Metric.LOSS: curve[-1][1], Metric.BEST_LOSS: min(loss for _, loss in curve)}
         if not running:
             points += [Point(key, value, 0, tokens) for key, value in final.items()]
