@@ -195,10 +195,12 @@ def number_text(value: float) -> str:
 
 
 def interval_text(low: float, high: float) -> str:
-    """An interval with as many digits as its width deserves."""
+    """An interval with as many digits as its width deserves, and enough to show on which side of zero an end lies."""
     if math.isinf(low) and math.isinf(high):
         return "[no bound yet]"
     digits = 2
     if high > low:
         digits = min(max(1 - math.floor(math.log10(high - low)), 2), 6)
+    while digits < 6 and any(end and not round(end, digits) for end in (low, high)):
+        digits += 1
     return f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")

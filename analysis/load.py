@@ -4,7 +4,9 @@ A SQLite store is read by analysis.fastread, any other by the tracking client; b
 pandas are imported where they are needed, so that a listing answers at once.
 """
 
+import atexit
 import os
+import shutil
 import socket
 import tempfile
 from collections import Counter
@@ -257,6 +259,7 @@ def _download(uri: str, row: RunRow, path: str) -> Path | None:
     if not any(entry.path.rpartition("/")[2] == leaf for entry in client.list_artifacts(row.run_id, parent or None)):
         return None
     folder = tempfile.mkdtemp(prefix="assay-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(
         mlflow.artifacts.download_artifacts(run_id=row.run_id, artifact_path=path, dst_path=folder, tracking_uri=uri)
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from analysis.compare import MIXTURE_VARIANCE, confidence_sequence, decidable, e_value, paired_verdict
+from analysis.compare import MIXTURE_VARIANCE, confidence_sequence, decidable, e_value, interval_text, paired_verdict
 
 PEEKS = 50
 
@@ -141,3 +141,25 @@ def test_a_dead_change_is_equal_to_the_last_bit() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         paired_verdict(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.0021, 0.11, "[0.002, 0.110]"),
+        (-0.0348, 0.0211, "[−0.035, 0.021]"),
+        (-3.1, -0.004, "[−3.100, −0.004]"),
+        (0.0, 0.0, "[0.00, 0.00]"),
+        (-math.inf, math.inf, "[no bound yet]"),
+    ],
+)
+def test_an_interval_shows_on_which_side_of_zero_it_lies(low: float, high: float, shown: str) -> None:
+    assert interval_text(low, high) == shown
+
+
+def test_verdicts_follow_the_rule_that_the_simulations_use() -> None:
+    draws = np.random.default_rng(5).standard_normal((150, 8)) + 1.5
+    by_rule = decided(draws, 0.05)
+    for run, n in ((run, n) for run in range(len(draws)) for n in range(1, 9)):
+        assert (paired_verdict(draws[run, :n].tolist()).kind != "undecided") == by_rule[run, n - 1]
+    assert 0 < by_rule.mean() < 1

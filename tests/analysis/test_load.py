@@ -77,6 +77,8 @@ def test_a_server_gives_the_same_search_as_its_database(store: Path, search: Sea
         pd.testing.assert_frame_equal(found.frame[columns], search.frame[columns])
         numbers = ["run_id", "tokens", "loss", "train_loss"]
         pd.testing.assert_frame_equal(found.curves[numbers], search.curves[numbers])
+        assert found.curves["seconds"].notna().all()
+        assert found.parent.experiment == search.parent.experiment
         assert found.parent.bigram_loss == search.parent.bigram_loss
         assert load.find_run(uri, search.finished["run_id"].iloc[0][:12]).number == search.finished["number"].iloc[0]
     finally:
