@@ -1,12 +1,13 @@
 """Reads an experiment: the text, its overrides, each section, then the rules across sections."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from search_space import rules, settings, values, yamlfile
-from search_space.errors import ExperimentError, Faults
+from search_space.errors import Faults
 from search_space.overrides import Source, apply, parse_override
 from search_space.section import Section
 from search_space.settings import Contrast, EngineSpec, FinalSpec, FreeSize, Limits, PrunerSpec, SearchSpec, SizeTarget
@@ -48,6 +49,9 @@ def read_experiment(
     if not isinstance(document.data, dict):
         faults.add("", f"holds {document.data!r} at the top; write a mapping that begins with `task:` or `model:`")
         faults.raise_any()
+    for change in changes:
+        if change.path == "blocks":
+            apply(document.data, change, None)
     full = _full_space(faults, document.data, full_space)
     for change in changes:
         apply(document.data, change, full)
@@ -74,14 +78,16 @@ def _full_space(faults: Faults, data: Mapping[str, Any], full_space: FullSpace) 
 
 
 def _name(top: Section, given: str, stem: str) -> str:
+    """The caller's name, else the one in the file, else the file's own."""
     if given:
         try:
             return str(values.name(given))
         except ValueError as error:
             top.faults.add("name", str(error))
-    return (
-        top.need("name", values.name, "", "name the search") if not stem else top.take("name", values.name, _stem(stem))
-    )
+            return given
+    if stem:
+        return top.take("name", values.name, _stem(stem))
+    return top.need("name", values.name, "", "name the search")
 
 
 def _stem(stem: str) -> str:
@@ -102,7 +108,7 @@ def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str,
     size, spec = _size(top, full)
     if isinstance(size, SizeTarget):
         full = without_width(full)
-    search, budget_grace = _search(top)
+    search = _search(top)
     space = read_space(faults, full, spec)
     fields: dict[str, Any] = {
         "description": top.take("description", values.text, ""),
@@ -121,14 +127,8 @@ def _read_all(top: Section, full: Space, tasks: Mapping[str, type]) -> dict[str,
         "max_hours": top.take("max_hours", values.real(above=True), math.inf),
         "max_tokens": top.take("max_tokens", values.count(), math.inf),
     }
-    budget, pruner = rules.read_budget(top, fields["task"], search.pruner, budget_grace)
-    return {**fields, "budget": budget, "search": _with_pruner(search, pruner)}
-
-
-def _with_pruner(search: SearchSpec, pruner: PrunerSpec) -> SearchSpec:
-    return SearchSpec(
-        sampler=search.sampler, pruner=pruner, trials=search.trials, seed=search.seed, population=search.population
-    )
+    budget, pruner = rules.read_budget(top, fields["task"], search.pruner)
+    return {**fields, "budget": budget, "search": dataclasses.replace(search, pruner=pruner)}
 
 
 def without_width(full: Space) -> Space:
@@ -182,19 +182,17 @@ def _engine(top: Section) -> EngineSpec:
     )
 
 
-def _search(top: Section) -> tuple[SearchSpec, int]:
-    """How points are proposed, and the pruner's grace as the file gives it (0: it does not)."""
+def _search(top: Section) -> SearchSpec:
+    """How points are proposed; a pruner's grace is 0 where the file gives none."""
     default = SearchSpec()
     section = top.section("search", ("sampler", "pruner", "trials", "seed", "population"))
-    pruner = _pruner(section)
-    search = SearchSpec(
+    return SearchSpec(
         sampler=section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler),
-        pruner=pruner,
+        pruner=_pruner(section),
         trials=section.take("trials", values.count(high=10**6), default.trials),
         seed=section.take("seed", values.count(low=0, high=2**31 - 1), default.seed),
         population=section.take("population", values.count(low=2, high=10**5), default.population),
     )
-    return search, pruner.grace_tokens
 
 
 def _pruner(search: Section) -> PrunerSpec:
@@ -233,6 +231,3 @@ def _final(top: Section, full: Space) -> FinalSpec:
             section.faults.add(path, str(error))
         contrasts.append(Contrast(name=name, change=read_change(section.faults, full, path, change or {})))
     return FinalSpec(seeds=seeds, contrasts=tuple(contrasts))
-
-
-__all__ = ["ExperimentError", "read_experiment", "without_width"]

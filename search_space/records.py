@@ -194,7 +194,7 @@ class Artifact:
     LOCK = "packages.txt"
     DIFF = "uncommitted.diff"
     ENVIRONMENTS = "environments"
-    """Folder on the parent: <environment id>/ with the three files above, for each later environment of a resumed search."""
+    """Folder on the parent: <environment id>/ with the three files above, one for each later environment."""
     BLOCKS = "blocks"
     """Folder on the parent: the source of the user's own block modules."""
     DATA = "data"

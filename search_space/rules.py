@@ -1,5 +1,6 @@
 """The rules across several keys: budgets that divide, pruners with rungs, samplers that fit their space."""
 
+import dataclasses
 import math
 import random
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ SAMPLED_POINTS = 256
 MOST_NAMED = 4
 
 
-def read_budget(top: Section, task: Mapping[str, Any], pruner: PrunerSpec, grace: int) -> tuple[Budget, PrunerSpec]:
+def read_budget(top: Section, task: Mapping[str, Any], pruner: PrunerSpec) -> tuple[Budget, PrunerSpec]:
     """The budget and the pruner with everything filled in that the file leaves out."""
     keys = ("tokens", "batch_tokens", "micro_batch_tokens", "eval_tokens", "eval_every", "max_seconds")
     section = top.section("budget", keys)
@@ -31,9 +32,9 @@ def read_budget(top: Section, task: Mapping[str, Any], pruner: PrunerSpec, grace
     tokens = section.need("tokens", values.count(), 0, "say how many training tokens one trial gets, such as 200k")
     batch = section.take("batch_tokens", values.count(), min(DEFAULT_ROWS * length, tokens or DEFAULT_ROWS * length))
     every = max(batch, tokens // READINGS // batch * batch)
-    every = section.take("eval_every", values.count(), grace or every)
-    if pruner.kind != "none" and not grace:
-        pruner = PrunerSpec(kind=pruner.kind, grace_tokens=every, factor=pruner.factor)
+    every = section.take("eval_every", values.count(), pruner.grace_tokens or every)
+    if pruner.kind != "none" and not pruner.grace_tokens:
+        pruner = dataclasses.replace(pruner, grace_tokens=every)
     budget = Budget(
         tokens=tokens,
         batch_tokens=batch,

@@ -39,6 +39,12 @@ def test_sections_and_fields_the_file_lacks_are_made() -> None:
     assert load("search.pruner.asha.factor=4").search.pruner == PrunerSpec(kind="asha", grace_tokens=1024, factor=4)
 
 
+def test_modules_of_the_users_own_can_be_named_by_an_override() -> None:
+    assert load("blocks=[json]").blocks == ("json",)
+    with pytest.raises(ExperimentError, match=r"^--set blocks=\[no_such\]: blocks cannot be imported"):
+        load("blocks=[no_such]")
+
+
 def test_a_field_of_one_variant_keeps_the_others() -> None:
     domains = searched(load("model.mixer.softmax.heads=[1, 4]").space)
     assert domains["model.mixer.softmax.heads"] == Choice(options=(1, 4), default=1, help="heads")
