@@ -98,7 +98,7 @@ def test_illegal_points_keep_their_own_message(small: Make) -> None:
 def test_the_solver_refuses_few_draws_and_few_of_any_variant() -> None:
     space, rng = attention_space(), random.Random(0)
     drawn_by, refused_by, total = Counter[str](), Counter[str](), 0
-    while total < 2000:
+    while total < 1200:
         point = drawn(space, rng)
         if not legal(point):
             continue
