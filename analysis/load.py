@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from analysis import fastread
 from analysis.fastread import RunRow, StoreError
-from search_space.places import database_file, locate, present_path
+from search_space.places import database_file, driver_uri, locate, present_path
 from search_space.records import Metric, Stage, Status, Tag
 from search_space.space import unknown
 
@@ -239,7 +239,7 @@ def _client(uri: str) -> Any:
         _check_answers(uri, place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(uri)
+    return MlflowClient(driver_uri(uri))
 
 
 def _check_answers(uri: str, host: str, port: int) -> None:
