@@ -115,7 +115,18 @@ def test_evaluation_windows_are_fixed_spread_and_disjoint(source: TaskData) -> N
 def test_evaluation_never_takes_more_than_the_split_holds() -> None:
     shape = TaskShape(vocab_size=256, train_len=4, max_len=8)
     data = from_streams({split: np.arange(30, dtype=np.uint8) for split in SPLITS}, shape)
-    assert sum(len(inputs) for inputs, _ in data.evaluation("test", 10**6, 4)) == 7
+    assert sum(len(inputs) for inputs, _ in data.evaluation("test", 10**6, 4)) == 6
+
+
+def test_every_length_predicts_the_same_tokens(source: TaskData) -> None:
+    targets = {
+        length: np.concatenate(
+            [targets.numpy().ravel() for _, targets in source.evaluation("validation", 4096, length)]
+        )
+        for length in (32, 64, 128)
+    }
+    assert len(targets[128]) == 4096
+    assert targets[32].tolist() == targets[64].tolist() == targets[128].tolist()
 
 
 @pytest.mark.parametrize("task", [SMALL_MQAR, PythonSource(seq_len=32, max_bytes=2**17)])
