@@ -418,3 +418,11 @@ def test_cuda_out_of_memory_is_told_and_survived() -> None:
     made = cuda("budget.batch_tokens=1073741824", "budget.tokens=1073741824", "budget.eval_every=1073741824")
     assert run(made).status is Status.OUT_OF_MEMORY
     assert run(cuda()).status is Status.OK
+
+
+def test_training_needs_neither_search_nor_tracking_libraries() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['optuna', 'mlflow', 'pandas', 'datasets', 'matplotlib']));"
+        "import runners.train, runners.candidate, runners.tasks"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).parents[2], check=True)
