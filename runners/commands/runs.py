@@ -7,6 +7,7 @@ from typing import Any
 
 from analysis.fastread import RunRow
 from analysis.load import SearchRow, artifact, find_run, list_runs, list_searches
+from analysis.tables import aligned
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Tag
 
@@ -75,15 +76,6 @@ def _last_lines(uri: str, row: RunRow) -> str:
     return held.read_text() if held else ""
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest entry; the last column is not padded."""
-    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [header, *rows]
-    )
-
-
 def number(value: float | None, form: str = ".4f") -> str:
     """The number, or a dash where there is none."""
     return "-" if value is None else format(value, form)
@@ -104,7 +96,7 @@ def _searches_text(searches: list[dict[str, Any]]) -> str:
         ]
         for entry in searches
     ]
-    return table(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)
+    return aligned(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)
 
 
 def _runs_text(runs: list[dict[str, Any]]) -> str:
@@ -125,7 +117,7 @@ def _runs_text(runs: list[dict[str, Any]]) -> str:
                 entry["reason"][:80],
             ]
         )
-    return table(["run", "status", "loss", "params", "tokens", "seconds", "name", "reason"], rows)
+    return aligned(["run", "status", "loss", "params", "tokens", "seconds", "name", "reason"], rows)
 
 
 def _run_text(entry: dict[str, Any]) -> str:
