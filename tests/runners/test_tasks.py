@@ -14,7 +14,7 @@ from runners.tasks import TASKS, TaskData, task_from_plain
 from runners.tasks.data import IGNORED, SPLITS, Examples, Stream, TaskShape, bigram_loss, fingerprint, from_streams
 from runners.tasks.mqar import Mqar
 from runners.tasks.python_source import PythonSource, sources, split_of
-from runners.tasks.text_files import TextFiles
+from runners.tasks.text_files import TextFiles, find_files
 
 MQAR_FINGERPRINT = "2965cfdec45ea9c035f92b2bc9b5b0bd6677401b22072807233635483aad6730"
 SMALL_MQAR = Mqar(seq_len=64, pairs=8, vocabulary=64, examples=200, held_out=40, seed=3)
@@ -261,6 +261,14 @@ def test_text_files_do_not_depend_on_where_the_folder_lies(tmp_path: Path) -> No
         write_files(tmp_path / name, 20)
         prints.add(TextFiles(paths=(str(tmp_path / name),), seq_len=16).prepare().fingerprint)
     assert len(prints) == 1
+
+
+def test_files_of_one_name_in_two_folders_are_all_read(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.txt").write_text(f"words of {name}")
+    files = find_files([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "same.txt")])
+    assert list(files.values()) == [tmp_path / "a" / "same.txt", tmp_path / "b" / "same.txt"]
 
 
 def missing(folder: Path) -> TextFiles:
