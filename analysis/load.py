@@ -52,6 +52,8 @@ class SearchRow:
     """Lowest final validation loss of a finished trial, or None when none has finished."""
     best: str
     """NAME/NUMBER of that trial, or ''."""
+    driver: str
+    """The process that runs or ran it, as it was recorded."""
 
 
 def list_searches(uri: str) -> list[SearchRow]:
@@ -143,6 +145,7 @@ def _summary(parent: RunRow, rows: list[RunRow]) -> SearchRow:
         finals=sum(row.stage == Stage.FINAL for row in trials),
         best_loss=best.metrics[Metric.LOSS] if best else None,
         best=f"{parent.search}/{best.number}" if best else "",
+        driver=parent.tags.get(Tag.DRIVER, ""),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from analysis.fastread import RunRow
 from analysis.load import SearchRow, artifact, find_run, list_runs, list_searches
 from analysis.tables import aligned
+from runners.driver import is_dead
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Tag
 
@@ -57,7 +58,7 @@ def _search_plain(row: SearchRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "run_id": row.run_id,
-        "state": row.state,
+        "state": "STOPPED" if row.state == "RUNNING" and is_dead(row.driver) else row.state,
         "start": _moment(row.start),
         "end": _moment(row.end),
         "trials": row.trials,
@@ -96,7 +97,13 @@ def _searches_text(searches: list[dict[str, Any]]) -> str:
         ]
         for entry in searches
     ]
-    return aligned(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)
+    lines = [aligned(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)]
+    lines += [
+        f"  {entry['name']}: its driver is gone; the same `assay search` command goes on with it"
+        for entry in searches
+        if entry["state"] == "STOPPED"
+    ]
+    return "\n".join(lines)
 
 
 def _runs_text(runs: list[dict[str, Any]]) -> str:
