@@ -4,7 +4,7 @@ import io
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -44,10 +44,10 @@ def children(folder: Path) -> list[Mapping[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, SearchOutcome, str]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchOutcome, str]:
     """A whole search with finals."""
     folder = tmp_path_factory.mktemp("search")
-    yield (folder, *search(folder, *ASKED))
+    return (folder, *search(folder, *ASKED))
 
 
 def test_every_trial_is_in_the_store_with_its_status(finished: tuple[Path, SearchOutcome, str]) -> None:
