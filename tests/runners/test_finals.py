@@ -74,11 +74,19 @@ def test_both_sides_share_seeds_and_data_and_the_control_shares_data_alone(tmp_p
     with searched(tmp_path, {"none": 2.0, "rotary": 1.0}) as study:
         seeds = [job.spec.seeds for job in drain(finals(study))]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
-    for base, changed in ((seeds[4], seeds[5]), (seeds[6], seeds[7])):
+    for base, changed in ((seeds[0], seeds[4]), (seeds[2], seeds[5])):
         assert base.data == changed.data
         assert base.init != changed.init
         assert base.dropout != changed.dropout
-    assert len({seed.init for seed in seeds[4:]}) == 4
+    assert len({seed.init for seed in seeds}) == 4
+
+
+def test_a_base_that_two_contrasts_share_is_trained_once_and_counts_in_both(tmp_path: Path) -> None:
+    with searched(tmp_path, {"none": 2.0, "rotary": 1.0}) as study:
+        source = finals(study)
+        jobs = drain(source)
+        assert len(jobs) == len({job.spec.id for job in jobs}) == 6
+        assert [final.done for final in source.outcomes()] == [4, 4]
 
 
 def test_finals_go_on_where_they_stopped_and_keep_their_base(tmp_path: Path) -> None:
@@ -92,7 +100,7 @@ def test_finals_go_on_where_they_stopped_and_keep_their_base(tmp_path: Path) -> 
         study.tell(better.number, ok(0.1))
         again = drain(finals(study))
         assert again[0].spec == left.spec
-        assert len(first) + len(again) == 8
+        assert len(first) + len(again) == 6
         assert finals(study).outcomes()[0].base == best(study, "rotary").number
         assert drain(finals(study)) == []
 
