@@ -100,7 +100,7 @@ def test_finals_go_on_where_they_stopped_and_keep_their_base(tmp_path: Path) -> 
         study.tell(better.number, ok(0.1))
         again = drain(finals(study))
         assert again[0].spec == left.spec
-        assert len(first) + len(again) == 6
+        assert len(first) + len(again) == 8
         assert finals(study).outcomes()[0].base == best(study, "rotary").number
         assert drain(finals(study)) == []
 
