@@ -31,7 +31,7 @@ class PythonSource(AbstractTask):
     eval_lengths: tuple[int, ...] = ()
     """Further lengths at which the final model is evaluated."""
     max_bytes: int = LARGEST
-    """Use at most so many bytes: whole files, chosen by a hash of their path."""
+    """Use at most so many bytes: whole files, chosen by a hash of their path; each split keeps its share."""
 
     def __post_init__(self) -> None:
         check_lengths(self.kind, self.seq_len, self.eval_lengths)
@@ -75,13 +75,15 @@ def split_of(relative: str) -> str:
 
 
 def _within(max_bytes: int, files: list[str], root: Path) -> list[str]:
+    """Files up to so many bytes, each split within its share of them, so that a small corpus has all three splits."""
     kept: list[str] = []
-    total = 0
+    held_out = max_bytes * HELD_OUT_PERCENT // 100
+    left = {"train": max_bytes - 2 * held_out, "validation": held_out, "test": held_out}
     for relative in sorted(files, key=lambda name: (_hash(f"order {name}"), name)):
         size = (root / relative).stat().st_size
-        if total + size <= max_bytes:
+        if size <= left[split_of(relative)]:
             kept.append(relative)
-            total += size
+            left[split_of(relative)] -= size
     return sorted(kept)
 
 
