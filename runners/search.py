@@ -110,8 +110,7 @@ def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["T
     """The task's data, and the one file under the study's folder that workers read it from."""
     data = task_from_plain(experiment.task).prepare(data_path)
     file = folder / f"data-{data.fingerprint[:12]}.safetensors"
-    if not file.exists():
-        data.save(file)
+    data.save(file)
     return data, file
 
 

@@ -17,7 +17,7 @@ from blocks.families import InfeasibleArchitecture, MixerModule
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
-from runners.divergence import TrialEnd, Watch
+from runners.divergence import ADVICE, TrialEnd, Watch
 from runners.evaluate import Evaluation, autocast, evaluate, summed_loss, to_device
 from runners.optimize import set_learning_rate
 from runners.tasks.data import IGNORED, Batch, TaskData
@@ -228,6 +228,12 @@ def _read(
     report: Callable[[Reading], bool],
 ) -> None:
     found = _evaluate(model, spec, data, record, "validation", data.shape.train_len)
+    if not math.isfinite(found.loss):
+        raise TrialEnd(
+            Status.DIVERGED,
+            f"validation loss is {found.loss} after {record.tokens} tokens; {ADVICE}",
+            first_nonfinite=max(record.tokens, 1),
+        )
     reading = Reading(
         tokens=record.tokens, loss=found.loss, train_loss=watch.mean_since_reading(), seconds=record.elapsed()
     )
@@ -244,18 +250,18 @@ def _read(
 def _evaluate(
     model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record, split: str, length: int
 ) -> Evaluation:
-    """One evaluation, timed; a loss that is not finite ends the trial."""
+    """One evaluation, timed."""
     since = time.perf_counter()
     found = evaluate(model, data.evaluation(split, spec.budget.eval_tokens, length), spec.device, spec.dtype)
     record.evaluate_seconds += time.perf_counter() - since
-    if not math.isfinite(found.loss):
-        record.first_nonfinite = record.first_nonfinite or max(record.tokens, 1)
-        raise TrialEnd(Status.DIVERGED, f"{split} loss at length {length} is {found.loss} after {record.tokens} tokens")
     return found
 
 
 def _read_out(model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record, test: bool) -> None:
-    """What is measured once, on the trained model: further lengths, and the test split where it may be read."""
+    """What is measured once, on the trained model: further lengths, and the test split where it may be read.
+
+    A loss that is not finite is absent; the trial itself has ended well.
+    """
     task = spec.task.get(spec.task["kind"]) or {}
     for length in task.get("eval_lengths", ()):
         record.put(f"loss_at/{length}", _evaluate(model, spec, data, record, "validation", length).loss)

@@ -59,6 +59,13 @@ def test_a_nan_is_a_divergence_at_the_tokens_where_it_came(faults: dict[str, Tri
     assert [reading.tokens for reading in result.curve] == [0]
 
 
+def test_a_nan_in_evaluation_alone_is_told_with_its_tokens(faults: dict[str, TrialResult]) -> None:
+    result = faults["evaluation"]
+    assert result.status is Status.DIVERGED
+    assert "validation loss is nan" in result.reason
+    assert result.first_nonfinite_step == result.tokens > 0
+
+
 def test_a_failed_allocation_is_out_of_memory(faults: dict[str, TrialResult]) -> None:
     result = faults["memory"]
     assert result.status is Status.OUT_OF_MEMORY
