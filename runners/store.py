@@ -196,7 +196,7 @@ class Store:
                 f"run {search}/{rest}: the search holds no {wanted[0]} trial {number!r}; trials there: {held}; "
                 f"'assay runs {search}' lists them"
             )
-        return max(matches, key=lambda run: run.data.tags[Tag.KEY])
+        return max(matches, key=lambda run: int(run.data.tags.get(Tag.GENERATION, "0")))
 
     def artifact(self, run: "Run", path: str, *, required: bool = True) -> Path | None:
         """An artifact as a local file or folder, from the store's present place; None when absent and not required."""

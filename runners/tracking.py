@@ -109,6 +109,7 @@ class Tracker:
                 Tag.KIND: "trial",
                 Tag.NUMBER: str(number),
                 Tag.STAGE: str(stage),
+                Tag.GENERATION: str(generation),
                 Tag.SPACE: spec.space_id,
                 Tag.SPEC: spec.id,
                 Tag.POINT: spec.point_id,

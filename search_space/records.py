@@ -29,6 +29,10 @@ class Stage(StrEnum):
     REPLAY = "replay"
 
 
+BASE, CHANGED = "base", "changed"
+"""The two sides of a paired final; Tag.CANDIDATE ends in one of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What one trial may spend; the unit is training tokens, never iterations."""
@@ -163,6 +167,8 @@ class Tag:
     """Deterministic and unique: '<search>/<generation>/<stage>/<number>'; a resumed trial finds its run by it."""
     NUMBER = "assay.number"
     STAGE = "assay.stage"
+    GENERATION = "assay.generation"
+    """The generation in which a trial was proposed or a final planned; finals are numbered from 0 in each."""
     STATUS = "assay.status"
     REASON = "assay.reason"
     SPEC = "assay.spec_id"
