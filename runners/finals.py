@@ -63,7 +63,7 @@ class Finals(AbstractSource):
             self._planned = self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
-            shown = self._shown(entry, twin)
+            shown = dataclasses.replace(self._shown(entry, twin), anew=True)
             self._recorder.begin(shown)
             self._active[entry.number] = shown
             if twin is None:
@@ -88,8 +88,10 @@ class Finals(AbstractSource):
         return next((other for other in same if other.result is not None and other.result.status is Status.OK), None)
 
     def report(self, key: int, reading: Reading) -> bool:
-        self._recorder.reading(self._active[key], reading)
         return True
+
+    def follow(self, key: int, reading: Reading) -> None:
+        self._recorder.reading(self._active[key], reading)
 
     def finish(self, key: int, result: TrialResult) -> None:
         self._ledger.record(key, result)

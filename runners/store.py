@@ -39,9 +39,10 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Environment under which MLflow neither calls home nor draws on the terminal; set unless the user set it."""
+"""Environment under which MLflow neither calls home, draws, nor waits for minutes; set unless the user set it."""
 PAGE = 1000
 
 

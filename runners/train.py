@@ -38,13 +38,14 @@ class _Record:
     curve: list[Reading] = field(default_factory=list)
     tokens: int = 0
     first_nonfinite: int = 0
+    waited_seconds: float = 0.0  # For answers to readings: the driver's time, not the trial's.
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     backends: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def elapsed(self) -> float:
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.started - self.waited_seconds
 
     def put(self, name: str, value: float) -> None:
         """A metric, unless it is NaN or infinite."""
@@ -66,8 +67,7 @@ def run_trial(
     trained parameters are written, `test` whether the test split is read. Only KeyboardInterrupt and SystemExit pass.
     """
     record = _Record(started=time.perf_counter())
-    status, reason, last_lines = Status.OK, "", ""
-    baseline = 0
+    status, reason, last_lines, baseline = Status.OK, "", "", 0
     try:
         with imposed(spec):
             record.environment = environment()
@@ -243,7 +243,10 @@ def _read(
         record.put(Metric.LOSS, found.loss)
         if data.reports_accuracy:
             record.put(Metric.ACCURACY, found.accuracy)
-    if not report(reading) and not last:
+    since = time.perf_counter()
+    go_on = report(reading)
+    record.waited_seconds += time.perf_counter() - since
+    if not go_on and not last:
         raise TrialEnd(Status.PRUNED, f"pruned at {record.tokens} tokens with a validation loss of {found.loss:.4f}")
 
 

@@ -189,6 +189,10 @@ class Tag:
     """Id of the driver's environment; a trial trained after the code changed carries another one than its search."""
     DRIVER = "assay.driver"
     """On the parent: 'host:pid:start' of the process that runs the search."""
+    STUDY = "assay.study"
+    """On the parent: URI of the study that steers the search, without credentials."""
+    REPLACES = "assay.replaces"
+    """On a trial trained again where that need not give the same numbers: the deleted run of the attempt before."""
     NOTE = "mlflow.note.content"
 
 

@@ -37,6 +37,18 @@ def test_a_trial_over_its_seconds_is_timed_out() -> None:
     assert "budget.max_seconds=0.05" in result.reason
 
 
+def test_waiting_for_the_answer_to_a_reading_is_not_the_trials_time() -> None:
+    def slow(reading: Reading) -> bool:
+        if reading.tokens == 1280:
+            time.sleep(9.0)
+        return True
+
+    result = run(prepare("budget.max_seconds=8"), slow)
+    assert result.status is Status.OK
+    assert result.seconds < 8
+    assert result.curve[-1].seconds < 8
+
+
 @pytest.fixture(scope="module")
 def faults() -> dict[str, TrialResult]:
     """One trial per fault of a user's own block, in a process of its own, so that no other test sees that block."""
