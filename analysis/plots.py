@@ -35,6 +35,8 @@ _SIDE = 34
 """Characters of a side's name in a label."""
 _ISO_COST = 1.02
 """Largest over smallest cost up to which all costs count as equal, and no front is drawn."""
+_ROOM = 0.05
+"""Share of a cost that is shown on either side of it where all trials cost the same."""
 
 
 @mpl.rc_context(STYLE)
@@ -164,6 +166,11 @@ def cost_figure(search: Search, measures: Sequence[str] = (Metric.PARAMS, Metric
             for _, row in best.iterrows():
                 place = (row[measure], row[Metric.LOSS])
                 axes.annotate(f"#{row['number']}", place, xytext=(6, 6), textcoords="offset points", fontsize=8)
+        else:
+            leader, level = done.iloc[0], float(done[measure].mean())
+            place = (leader[measure], leader[Metric.LOSS])
+            axes.annotate(f"#{leader['number']}", place, xytext=(6, 6), textcoords="offset points", fontsize=8)
+            axes.set_xlim(level * (1 - _ROOM), level * (1 + _ROOM))
         fronts += not equal
         marked = done[done["is_baseline"]]
         axes.scatter(marked[measure], marked[Metric.LOSS], color=ORANGE, s=60, marker="D", zorder=3)

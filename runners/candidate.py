@@ -84,7 +84,7 @@ def resolve(flat: Mapping[str, Scalar], experiment: Experiment, data_sizes: Task
     else:
         config = size.sized(plain["model"], **sizes)
     config = config.canonical()
-    cost = costs.measure(config, data_sizes.train_len, experiment.budget.micro_batch_tokens)
+    cost = _measured(config, data_sizes, experiment)
     for name, value, limit in (
         ("max_params", cost.params, experiment.limits.max_params),
         ("max_flops_per_token", cost.flops_per_token, experiment.limits.max_flops_per_token),
@@ -119,6 +119,19 @@ def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, s
         blocks=experiment.blocks,
         space_id=experiment.space.id,
     )
+
+
+def _measured(config: ModelConfig, sizes: TaskShape, experiment: "Experiment") -> Cost:
+    """The model's cost; the user's own blocks are run for it, and what they raise makes the point infeasible."""
+    try:
+        return costs.measure(config, sizes.train_len, experiment.budget.micro_batch_tokens)
+    except (Exception, SystemExit) as error:
+        if not experiment.blocks or isinstance(error, UserError):
+            raise
+        raise InfeasibleArchitecture(
+            f"blocks {', '.join(experiment.blocks)}: the model cannot be measured "
+            f"({type(error).__name__}: {error}); correct the module"
+        ) from error
 
 
 def rebuild(spec: TrialSpec) -> Candidate:

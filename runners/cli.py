@@ -12,6 +12,7 @@ from search_space.errors import UserError, WorkError
 
 GOOD, FAILED, BAD_INPUT = 0, 1, 2
 
+_STORES = frozenset({"sqlite3", "sqlalchemy", "optuna", "mlflow", "psycopg2"})
 _RUN = "a run: NAME/NUMBER, NAME/best, a run id or its unique beginning"
 
 
@@ -151,6 +152,7 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 for good, 1 when the work failed, 2 for bad input."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     sys.path.append(os.getcwd())
     try:
@@ -161,6 +163,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except WorkError as error:
         print(f"assay: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        print(f"assay: {error}; free space or correct the rights, then type the same command again", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        # Databases raise through several libraries; what they say goes to the user, anything else is our fault.
+        if type(error).__module__.partition(".")[0] not in _STORES:
+            raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        print(f"assay: a database failed: {said}; mend it, then type the same command again", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("assay: interrupted", file=sys.stderr)

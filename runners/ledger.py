@@ -57,6 +57,17 @@ def open_storage(uri: str) -> RDBStorage:
             f"study storage {uri!r}: takes sqlite:///FILE or postgresql://USER@HOST/DATABASE; give --study such a URI"
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return _opened(uri)
+    except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"study storage {uri}: cannot be opened ({lines[0]}); check the address, the disk and the rights to it, or "
+            "bring back an intact copy"
+        ) from error
+
+
+def _opened(uri: str) -> RDBStorage:
     if not uri.startswith(SQLITE):
         return RDBStorage(driver_uri(uri))
     storage = RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})

@@ -12,9 +12,10 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from search_space.errors import UserError
 from search_space.places import Place, driver_uri, present_path
@@ -60,18 +61,34 @@ def connect(place: Place) -> "MlflowClient":
         _knock(place.uri)
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     try:
         with _schema_lock(place):
+            if place.database is not None and _is_half_made(place.database):
+                place.database.unlink()
             client = MlflowClient(tracking_uri=driver_uri(place.uri))
             client.search_experiments(max_results=1)
-    except (MlflowException, OSError, sqlite3.Error) as error:
+    except (MlflowException, OSError, sqlite3.Error, SQLAlchemyError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise StoreError(
             f"tracking store {place.uri}: cannot be opened ({lines[0]}); check the address and the rights to it"
         ) from error
     return client
+
+
+def _is_half_made(database: Path) -> bool:
+    """True for tables whose making was cut off: MLflow ends it by storing its default experiment."""
+    if not database.is_file():
+        return False
+    with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True, timeout=30)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+        def rows(table: str) -> int:
+            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] if table in tables else 0
+
+        return bool(tables) and not rows("experiments") and not rows("runs")
 
 
 def _knock(uri: str) -> None:

@@ -117,6 +117,7 @@ class Tracker:
         is deleted (MLflow keeps it among the deleted ones) and a new one begun: a curve is of one training.
         """
         key = f"{self._name}/{generation}/{stage}/{number}"
+        self._refuse_another_spec(key, spec)
         earlier = self._known.get(key) if anew and not spec.deterministic else None
         if earlier is not None:
             write(lambda: self.client.delete_run(earlier.info.run_id))
@@ -149,6 +150,17 @@ class Tracker:
         opened.costs = rows.costs(resolved.cost)
         opened.files.put_text(Artifact.SPEC, canonical_json(to_plain(spec)), keep=True)
         return opened.run_id
+
+    def _refuse_another_spec(self, key: str, spec: TrialSpec) -> None:
+        """A run is taken up again only by the spec it was begun with; its numbers belong to no other."""
+        known = self._known.get(key)
+        recorded = known.data.tags.get(Tag.SPEC, spec.id) if known is not None else spec.id
+        if recorded != spec.id:
+            raise StoreError(
+                f"search {self._name!r}: the store {self.place.uri} holds run {key} of another spec ({recorded}, now "
+                f"{spec.id}), so the study is not the one it was written with; bring that study back, delete the "
+                f"search (assay rm {self._name}), or choose another --name"
+            )
 
     def log_reading(self, run_id: str, reading: Reading) -> None:
         """Queue a reading; it is sent within about two seconds of further calls, or by `flush`."""

@@ -69,7 +69,7 @@ def _full_space(faults: Faults, data: Mapping[str, Any], full_space: FullSpace) 
     modules = Section(faults, "", data, data).take("blocks", values.many(values.module), ())
     try:
         return full_space(modules)
-    except (ImportError, SyntaxError, ValueError, TypeError, NameError, AttributeError, AssertionError) as error:
+    except (Exception, SystemExit) as error:
         if not modules:
             raise
         words = f"{type(error).__name__}: {error}"

@@ -1,10 +1,11 @@
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from tracked import check_written, children, free_port, result, searched, store_uri, write_search
 
 from runners.dashboard import start, stop
-from runners.store import Store, StoreError
+from runners.store import Store, StoreError, connect
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.places import locate
@@ -162,3 +163,19 @@ def test_every_run_says_its_generation_and_a_final_is_the_newest_ones(tmp_path: 
     found = Store(locate(uri)).find_run("tiny/final/0")
     assert found.info.run_id == runs[10]
     assert found.data.tags[Tag.GENERATION] == "10"
+
+
+def test_a_store_whose_making_was_cut_off_is_made_again(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        connection.execute("INSERT INTO alembic_version VALUES ('acf3f17fdcc7')")
+        connection.execute("CREATE TABLE trace_info (request_id VARCHAR(50))")
+        connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+    assert connect(locate(f"sqlite:///{database}")).search_experiments()
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(bytes(range(256)) * 64)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        connect(locate(f"sqlite:///{tmp_path}/mlflow.db"))
