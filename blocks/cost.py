@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from blocks.decoding import Decoding, MixerSlot
 from blocks.families import AbstractMixer, Context, PositionModule, Role, State
 from blocks.init import role_of
-from blocks.model import Decoding, MixerSlot, ModelConfig, build_final_norm, build_layer, build_positions, build_slot
+from blocks.model import ModelConfig, build_blocks, build_final_norm, build_layer, build_positions, build_slot
 
 WEIGHT_BYTES = 4
 """Weights, gradients and optimizer moments are float32."""
@@ -97,9 +98,9 @@ def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
 
 
 def count_parameters(config: ModelConfig) -> Count:
-    """Parameters, counted on the meta device; equal layers are built once."""
+    """Parameters, counted on the meta device; equal layers are built once, and shared ones counted once."""
     count = count_shell(config)
-    for mixer, times in Counter(config.layer_mixers()).items():
+    for mixer, times in Counter(mixer for mixer, _ in build_blocks(config)).items():
         count = count + count_layer(config, mixer) * times
     return count
 
@@ -108,7 +109,13 @@ def count_shell(config: ModelConfig) -> Count:
     """Parameters outside the layers."""
     tables = config.vocab_size * config.d_model * (1 if config.tied else 2)
     with torch.device("meta"):
-        parts = nn.ModuleList([build_final_norm(config), *build_positions(config).values()])
+        parts = nn.ModuleList(
+            [
+                build_final_norm(config),
+                config.residual.build(config.dims()),
+                *dict.fromkeys(build_positions(config, config.dims())),
+            ]
+        )
     return Count(total=tables, body=0) + _count(parts)
 
 

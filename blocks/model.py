@@ -1,7 +1,10 @@
 """ModelConfig says which model and refuses what cannot be built; DecoderLM is the wiring, and nothing but wiring."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from blocks import registry
+from blocks.decoding import Decoding, MixerSlot, prefixed, under
 from blocks.families import (
     AbstractFFN,
     AbstractInit,
@@ -19,15 +23,18 @@ from blocks.families import (
     AbstractPlacement,
     AbstractPosition,
     AbstractPremixer,
+    AbstractResidual,
+    AbstractStack,
     Context,
     Dims,
+    Direction,
     HeadShape,
     Hook,
     InfeasibleArchitecture,
-    MixerModule,
     PositionModule,
     Role,
     State,
+    Values,
     linear,
     mark,
 )
@@ -64,6 +71,22 @@ class ModelConfig:
     ffn: AbstractFFN = family(AbstractFFN, default="swiglu", help="the position-wise feed-forward network")
     norm: AbstractNorm = family(AbstractNorm, default="rmsnorm", help="normalisation over the model width")
     placement: AbstractPlacement = family(AbstractPlacement, default="pre", help="where norms stand in a layer")
+    stack: AbstractStack = family(
+        AbstractStack,
+        default="decoder",
+        opt_in=True,
+        neutral="decoder",
+        factory=lambda: registry.lookup(AbstractStack, "decoder")(),
+        help="what is built of the layers, and which way they look",
+    )
+    residual: AbstractResidual = family(
+        AbstractResidual,
+        default="plain",
+        opt_in=True,
+        neutral="plain",
+        factory=lambda: registry.lookup(AbstractResidual, "plain")(),
+        help="how the residual stream passes from layer to layer",
+    )
     init: AbstractInit = family(AbstractInit, default="scaled_normal", help="the rule that draws the weights")
     residual_dropout: float = float_range(
         0.0, 0.5, default=0.0, opt_in=True, help="share of each sublayer's output dropped in training"
@@ -81,11 +104,17 @@ class ModelConfig:
                 f"model.max_len must be at least model.train_len; got {self.max_len} < {self.train_len}; "
                 f"raise max_len to {self.train_len}"
             )
-        dims = self.dims()
         for mixer in dict.fromkeys(self.layer_mixers()):
             self._check_hooks(mixer)
-            mixer.check(dims)
-            self.position.check(dims, mixer.head_shape())
+            self._check_directions(self._path_of(mixer), AbstractMixer, mixer)
+            for direction in sorted(self.stack.directions):
+                mixer.check(self.dims(direction))
+                self.position.check(self.dims(direction), mixer.head_shape())
+        self._check_directions("model.premixer", AbstractPremixer, self.premixer)
+        self._check_directions("model.position", AbstractPosition, self.position)
+        self._check_directions("model.ffn", AbstractFFN, self.ffn)
+        self.residual.check(self)
+        self.stack.check(self)
 
     def _check_hooks(self, mixer: AbstractMixer) -> None:
         missing = self.position.needs - mixer.offers - {Hook.EMBEDDING}
@@ -101,6 +130,18 @@ class ModelConfig:
             f"mixers that do: {', '.join(capable) or 'none'}"
         )
 
+    def _check_directions(self, path: str, abstract: type, block: Any) -> None:
+        missing = self.stack.directions - block.directions
+        if not missing:
+            return
+        capable = [
+            kind for kind, other in registry.variants(abstract).items() if self.stack.directions <= other.directions
+        ]
+        raise InfeasibleArchitecture(
+            f"model.stack.kind={self.stack.kind!r} has {', '.join(sorted(missing))} layers, which "
+            f"{path}.kind={block.kind!r} cannot serve; {path}.kind could be: {', '.join(capable) or 'none'}"
+        )
+
     def _path_of(self, mixer: AbstractMixer) -> str:
         if mixer == self.mixer:
             return "model.mixer"
@@ -108,10 +149,15 @@ class ModelConfig:
         name = next((name for name in pattern if getattr(self.pattern, name) == mixer), "mixers")
         return f"model.pattern.{self.pattern.kind}.{name}"
 
-    def dims(self) -> Dims:
-        """The sizes every block is built with."""
+    def dims(self, direction: Direction | None = None) -> Dims:
+        """The sizes every block is built with; those of the stack's own direction where none is named."""
         return Dims(
-            d_model=self.d_model, d_ff=self.d_ff, layers=self.layers, train_len=self.train_len, max_len=self.max_len
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            layers=self.layers,
+            train_len=self.train_len,
+            max_len=self.max_len,
+            direction=self.stack.direction if direction is None else direction,
         )
 
     def layer_mixers(self) -> tuple[AbstractMixer, ...]:
@@ -122,21 +168,25 @@ class ModelConfig:
         """The simplest config that computes the same function; two configs of one function share it."""
         dims = self.dims()
         mixer = self.mixer.canonical(dims)
-        return dataclasses.replace(
+        config = dataclasses.replace(
             self,
             mixer=mixer,
             pattern=self.pattern.canonical(mixer, dims),
             position=self.position.canonical(dims),
         )
+        return dataclasses.replace(config, residual=self.residual.canonical(config))
 
-    def build(self, seed: int, device: str = "cpu") -> "DecoderLM":
-        """The model with its weights drawn from the seed, equal on every device; on 'meta' nothing is drawn."""
+    def build(self, seed: int, device: str = "cpu") -> Any:
+        """The stack's model with its weights drawn from the seed, equal on every device; on 'meta' nothing is drawn.
+
+        That of the default stack is a DecoderLM; each stack documents its own.
+        """
         if device == "meta":
             with torch.device("meta"):
-                return DecoderLM(self)
+                return self.stack.model(self)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed_from(seed, "construction"))
-            model = DecoderLM(self)
+            model = self.stack.model(self)
         initialise(model, self.init, self.layers, seed)
         return model.to(device)
 
@@ -146,72 +196,42 @@ def _offers(mixer: type) -> frozenset[Hook]:
     return mixer.offers | {Hook.EMBEDDING}
 
 
-@dataclass
-class Decoding:
-    """What one decoding call hands to a layer's mixer, and takes back from it."""
-
-    state: State
-    start: int
-    following: State = dataclasses.field(default_factory=dict)
-
-
-class MixerSlot(nn.Module):
-    """A premixer and the mixer behind it, as one sublayer; their states live under separate prefixes."""
-
-    def __init__(self, premixer: MixerModule, mixer: MixerModule) -> None:
-        super().__init__()
-        self.premixer = premixer
-        self.mixer = mixer
-
-    def forward(
-        self, x: Float[Tensor, "B T D"], position: PositionModule, run: Context | Decoding
-    ) -> Float[Tensor, "B T D"]:
-        if isinstance(run, Context):
-            return self.mixer(self.premixer(x, position, run), position, run)
-        for prefix, part in self._parts():
-            x, following = part.step(x, _under(run.state, prefix), position, run.start)
-            run.following.update(_prefixed(following, prefix))
-        return x
-
-    def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
-        """The states of both before the first token."""
-        state: State = {}
-        for prefix, part in self._parts():
-            state.update(_prefixed(part.empty_state(batch, device, dtype), prefix))
-        return state
-
-    def _parts(self) -> tuple[tuple[str, MixerModule], ...]:
-        return (("premixer.", self.premixer), ("mixer.", self.mixer))
-
-
-def _prefixed(state: State, prefix: str) -> State:
-    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
-
-
-def _under(state: State, prefix: str) -> State:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
-def build_slot(config: ModelConfig, mixer: AbstractMixer) -> MixerSlot:
-    """The mixer sublayer of one layer."""
+def build_slot(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> MixerSlot:
+    """The mixer sublayer of one layer, counted from 0."""
     dims = config.dims()
-    return MixerSlot(config.premixer.build(dims), mixer.build(dims))
+    return MixerSlot(config.premixer.build(dims), mixer.build_at(dims, layer))
 
 
-def build_layer(config: ModelConfig, mixer: AbstractMixer) -> nn.Module:
+def build_layer(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> nn.Module:
     """One layer: mixer and FFN under the config's placement. Called as layer(x, position, context or decoding)."""
     dims = config.dims()
     dropout = nn.Dropout(config.residual_dropout)
-    return config.placement.build(dims, config.norm, build_slot(config, mixer), config.ffn.build(dims), dropout)
+    slot = build_slot(config, mixer, layer)
+    return config.placement.build(dims, layer, config.norm, slot, config.ffn.build(dims), dropout)
 
 
-def build_positions(config: ModelConfig) -> dict[HeadShape, PositionModule]:
-    """One position module per distinct head shape; a scheme that touches the embedding alone has one for all shapes."""
-    shapes = tuple(dict.fromkeys(mixer.head_shape() for mixer in config.layer_mixers()))
-    dims = config.dims()
-    if config.position.needs <= {Hook.EMBEDDING}:
-        return dict.fromkeys(shapes, config.position.build(dims, shapes[0]))
-    return {shape: config.position.build(dims, shape) for shape in shapes}
+def build_positions(config: ModelConfig, dims: Dims) -> list[PositionModule]:
+    """The position module of each layer; layers whose scheme and head shape are the same share one.
+
+    A scheme that touches the embedding alone has one for all shapes.
+    """
+    built: dict[tuple[AbstractPosition, HeadShape], PositionModule] = {}
+    modules = []
+    for layer, mixer in enumerate(config.layer_mixers()):
+        scheme = config.position.at_layer(layer)
+        shape = config.mixer.head_shape() if scheme.needs <= {Hook.EMBEDDING} else mixer.head_shape()
+        if (scheme, shape) not in built:
+            built[scheme, shape] = scheme.build(dims, shape)
+        modules.append(built[scheme, shape])
+    return modules
+
+
+def build_blocks(config: ModelConfig) -> list[tuple[AbstractMixer, int]]:
+    """The mixer of every block with parameters of its own, and the first layer that uses it."""
+    blocks: dict[int, tuple[AbstractMixer, int]] = {}
+    for layer, mixer in enumerate(config.layer_mixers()):
+        blocks.setdefault(config.residual.block_of(layer), (mixer, layer))
+    return [blocks[index] for index in range(len(blocks))]
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:
@@ -219,66 +239,115 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
     return config.norm.build(config.d_model) if config.placement.final_norm else nn.Identity()
 
 
-class DecoderLM(nn.Module):
-    """Token embedding, layers, norm where the placement wants one, head. Output t depends on tokens 0..t only."""
+class AbstractLayers(nn.Module):
+    """Layers, the positions they share, and the residual form that runs them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        mixers = config.layer_mixers()
+        positions = build_positions(config, config.dims())
+        distinct = list(dict.fromkeys(positions))
+        self.positions = nn.ModuleList(distinct)
+        self.layer_position = [distinct.index(module) for module in positions]
+        self.layers = nn.ModuleList(build_layer(config, mixer, layer) for mixer, layer in build_blocks(config))
+        self.layer_block = [config.residual.block_of(layer) for layer in range(config.layers)]
+        self.slots = [_slot_of(self.layers[block]) for block in self.layer_block]
+        self.residual = config.residual.build(config.dims())
+
+    def through_layers(
+        self, x: Float[Tensor, "B T D"], make: Callable[[], Context], checkpointing: bool
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, ""]]:
+        """The residual stream after all layers and the sum of their auxiliary losses; each layer has a context."""
+        losses = [x.new_zeros(())]
+
+        def call(block: nn.Module, position: nn.Module, x: Tensor, values: Values | None) -> Tensor:
+            given = (block, x, position, make, values)
+            if checkpointing:
+                y, loss, own = checkpoint(_run_layer, *given, use_reentrant=False)
+            else:
+                y, loss, own = _run_layer(*given)
+            if values is not None:
+                values.own = own
+            losses.append(loss)
+            return y
+
+        x = self.residual(x, [functools.partial(call, *parts) for parts in self._running()])
+        return x, torch.stack(losses).sum()
+
+    def step_layers(self, x: Float[Tensor, "B T D"], state: State, start: int) -> tuple[Float[Tensor, "B T D"], State]:
+        """The residual stream of T further tokens after all layers, and the state after them."""
+        following: State = {}
+
+        def call(layer: int, x: Tensor, values: Values | None) -> Tensor:
+            block, position = self._running()[layer]
+            decoding = Decoding(state=under(state, f"layers.{layer}."), start=start, values=values)
+            y = block(x, position, decoding)
+            following.update(prefixed(decoding.following, f"layers.{layer}."))
+            return y
+
+        return self.residual(x, [functools.partial(call, layer) for layer in range(len(self.slots))]), following
+
+    def empty_layers(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """The decoding state of all layers before the first token."""
+        state: State = {}
+        for index, slot in enumerate(self.slots):
+            state.update(prefixed(slot.empty_state(batch, device, dtype), f"layers.{index}."))
+        return state
+
+    def embedded(self, x: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T D"]:
+        """The residual stream with positions added."""
+        first = self.positions[0]
+        assert isinstance(first, PositionModule)
+        return first.embed(x, start)
+
+    def _running(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The block and the position module of each layer."""
+        pairs = zip(self.layer_block, self.layer_position, strict=True)
+        return [(self.layers[block], self.positions[position]) for block, position in pairs]
+
+
+class DecoderLM(AbstractLayers):
+    """Token embedding, layers, norm where the placement wants one, head. Output t depends on tokens 0..t only."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         mark(self.embedding, Role.EMBEDDING, fan_in=config.vocab_size, fan_out=config.d_model)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        positions = build_positions(config)
-        distinct = list(dict.fromkeys(positions.values()))
-        self.positions = nn.ModuleList(distinct)
-        self.layer_position = [distinct.index(positions[mixer.head_shape()]) for mixer in mixers]
-        self.layers = nn.ModuleList(build_layer(config, mixer) for mixer in mixers)
-        self.slots = [_slot_of(layer) for layer in self.layers]
         self.final_norm = build_final_norm(config)
         self.head = nn.Identity() if config.tied else linear(config.d_model, config.vocab_size, Role.HEAD)
         self.roles = {name: role_of(name, parameter) for name, parameter in self.named_parameters()}
         """The role of every parameter by name."""
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None = None, checkpointing: bool = False
+        self,
+        tokens: Int[Tensor, "B T"],
+        live: Bool[Tensor, "B T"] | None = None,
+        checkpointing: bool = False,
+        segments: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, ""]]:
-        """Logits and the sum of the auxiliary losses. `checkpointing` recomputes each layer in the backward pass."""
-        x = self._embed(tokens, 0)
-        auxiliary = x.new_zeros(())
-        for layer, position in zip(self.layers, self._layer_positions(), strict=True):
-            if checkpointing:
-                x, loss = checkpoint(_run_layer, layer, x, position, live, use_reentrant=False)
-            else:
-                x, loss = _run_layer(layer, x, position, live)
-            auxiliary = auxiliary + loss
+        """Logits and the sum of the auxiliary losses. `checkpointing` recomputes each layer in the backward pass.
+
+        `segments` numbers the documents packed into a row: each is treated as if it stood alone.
+        """
+        if segments is not None:
+            require_packing(self.config)
+        x, auxiliary = self.through_layers(
+            self._embed(tokens, 0), lambda: Context(live=live, segments=segments), checkpointing
+        )
         return self._logits(x), auxiliary
 
     def empty_state(self, batch: int) -> State:
         """The decoding state before the first token, for so many rows."""
-        state: State = {}
-        for index, slot in enumerate(self.slots):
-            empty = slot.empty_state(batch, self.embedding.device, self.embedding.dtype)
-            state.update(_prefixed(empty, f"layers.{index}."))
-        return state
+        return self.empty_layers(batch, self.embedding.device, self.embedding.dtype)
 
     def step(self, tokens: Int[Tensor, "B T"], state: State, start: int) -> tuple[Float[Tensor, "B T V"], State]:
         """Logits of T further tokens, the first at position `start`, and the state after them; equals the full pass."""
-        x = self._embed(tokens, start)
-        following: State = {}
-        for index, (layer, position) in enumerate(zip(self.layers, self._layer_positions(), strict=True)):
-            decoding = Decoding(state=_under(state, f"layers.{index}."), start=start)
-            x = layer(x, position, decoding)
-            following.update(_prefixed(decoding.following, f"layers.{index}."))
+        x, following = self.step_layers(self._embed(tokens, start), state, start)
         return self._logits(x), following
 
-    def _layer_positions(self) -> list[nn.Module]:
-        return [self.positions[index] for index in self.layer_position]
-
     def _embed(self, tokens: Int[Tensor, "B T"], start: int) -> Float[Tensor, "B T D"]:
-        first = self.positions[0]
-        assert isinstance(first, PositionModule)
-        return self.embedding_dropout(first.embed(F.embedding(tokens, self.embedding), start))
+        return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), start))
 
     def _logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         x = self.final_norm(x)
@@ -286,11 +355,38 @@ class DecoderLM(nn.Module):
 
 
 def _run_layer(
-    layer: nn.Module, x: Float[Tensor, "B T D"], position: nn.Module, live: Bool[Tensor, "B T"] | None
-) -> tuple[Float[Tensor, "B T D"], Float[Tensor, ""]]:
-    context = Context(live=live)
+    layer: nn.Module,
+    x: Float[Tensor, "B T D"],
+    position: nn.Module,
+    make: Callable[[], Context],
+    values: Values | None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, ""], Tensor | None]:
+    """The layer's output, its auxiliary loss, and the values it made where values are shared."""
+    context = make()
+    context.values = None if values is None else Values(first=values.first, share=values.share)
     y = layer(x, position, context)
-    return y, sum(context.losses, start=x.new_zeros(()))
+    return y, sum(context.losses, start=x.new_zeros(())), None if context.values is None else context.values.own
+
+
+def require_packing(config: ModelConfig) -> None:
+    """Raise InfeasibleArchitecture unless every block of the model keeps packed documents apart."""
+    for mixer in dict.fromkeys(config.layer_mixers()):
+        if not mixer.packs:
+            able = [kind for kind, other in registry.variants(AbstractMixer).items() if other.packs]
+            raise InfeasibleArchitecture(
+                f"model.mixer.kind={mixer.kind!r} cannot keep packed documents apart: what it carries over time would "
+                f"pass from one to the next; give each document a row of its own, or use {', '.join(able)}"
+            )
+    if not config.premixer.packs:
+        raise InfeasibleArchitecture(
+            f"model.premixer.kind={config.premixer.kind!r} cannot keep packed documents apart; give each document a "
+            f"row of its own, or set model.premixer to 'none'"
+        )
+    if Hook.EMBEDDING in config.position.needs or not config.position.relative:
+        raise InfeasibleArchitecture(
+            f"model.position.kind={config.position.kind!r} counts positions from the start of the row, and packed "
+            f"documents start elsewhere; give each document a row of its own, or use a relative scheme such as rotary"
+        )
 
 
 def _slot_of(layer: nn.Module) -> MixerSlot:

@@ -84,7 +84,15 @@ class Pre(AbstractPlacement):
     paper: ClassVar[str] = "On Layer Normalization in the Transformer Architecture, Xiong et al. 2020, arXiv:2002.04745"
     final_norm: ClassVar[bool] = True
 
-    def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
         return PreLayer(dims, norm, mixer, ffn, dropout)
 
 
@@ -96,8 +104,17 @@ class Post(AbstractPlacement):
     kind: ClassVar[str] = "post"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
     final_norm: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
 
-    def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
         return PostLayer(dims, norm, mixer, ffn, dropout)
 
 
@@ -112,7 +129,15 @@ class Sandwich(AbstractPlacement):
     )
     final_norm: ClassVar[bool] = True
 
-    def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
         return SandwichLayer(dims, norm, mixer, ffn, dropout)
 
 
@@ -127,5 +152,13 @@ class Parallel(AbstractPlacement):
     )
     final_norm: ClassVar[bool] = True
 
-    def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
         return ParallelLayer(dims, norm, mixer, ffn, dropout)

@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=type[Any])
 
 _VARIANTS: dict[type, dict[str, type]] = {}
 _PACKAGES = ("mixers", "premixers", "positions", "ffn")
-_MODULES = ("norms", "placement", "init", "pattern")
+_MODULES = ("norms", "placement", "init", "pattern", "residual", "stacks")
 
 
 def register(config: Config) -> Config:
@@ -122,7 +122,7 @@ def identity(config: Any) -> dict[str, Any]:
     for declared in dataclasses.fields(config):
         value = getattr(config, declared.name)
         marks = declared.metadata
-        if marks.get("sizing") or ("neutral" in marks and marks["neutral"] == value):
+        if marks.get("sizing") or ("neutral" in marks and marks["neutral"] == _comparable(value, marks)):
             continue
         if "family" in marks:
             plain[declared.name] = {"kind": value.kind, value.kind: identity(value)}
@@ -131,6 +131,11 @@ def identity(config: Any) -> dict[str, Any]:
         else:
             plain[declared.name] = value
     return plain
+
+
+def _comparable(value: Any, marks: Mapping[str, Any]) -> Any:
+    """A scalar as it is, a family member by its kind."""
+    return value.kind if "family" in marks else value
 
 
 def config_id(config: Any) -> str:

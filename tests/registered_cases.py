@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from blocks import registry
-from blocks.families import AbstractMixer, AbstractPosition, Hook
+from blocks.families import BOTH_DIRECTIONS, AbstractMixer, AbstractPosition, AbstractStack, Direction, Hook
 from blocks.model import ModelConfig
 from search_space import domains
 from search_space.space import OneOf, Space, derive
@@ -16,8 +16,20 @@ Changes = dict[str, domains.Scalar]
 FAMILIES = {
     field.name: field.metadata["family"] for field in dataclasses.fields(ModelConfig) if "family" in field.metadata
 }
-MIXERS = registry.variants(AbstractMixer)
-POSITIONS = registry.variants(AbstractPosition)
+
+
+def causal(family: type) -> dict[str, type]:
+    """The variants of a family that a decoder can hold; tests/blocks/test_stacks.py has those of other stacks."""
+    return {
+        kind: config
+        for kind, config in registry.variants(family).items()
+        if Direction.CAUSAL in getattr(config, "directions", BOTH_DIRECTIONS)
+        and (family is not AbstractStack or kind == "decoder")
+    }
+
+
+MIXERS = causal(AbstractMixer)
+POSITIONS = causal(AbstractPosition)
 
 
 def fits(mixer: type, position: type) -> bool:
@@ -44,7 +56,7 @@ def with_position(changes: Changes) -> Changes:
 def variants() -> Iterator[Changes]:
     for name, family in FAMILIES.items():
         if name not in ("mixer", "position"):
-            for kind in registry.variants(family):
+            for kind in causal(family):
                 yield {f"{name}.kind": kind}
 
 
@@ -60,13 +72,15 @@ def options() -> Iterator[Changes]:
     """Every field of every variant at every option (or both ends of a range) but its default."""
     sizing = {"expansion"}
     for name, family in FAMILIES.items():
-        for kind, config in registry.variants(family).items():
+        for kind, config in causal(family).items():
             for field, node in derive(config, registry.variants).fields.items():
                 if field in sizing or isinstance(node, Space):
                     continue
                 path = f"{name}.{kind}.{field}"
                 if isinstance(node, OneOf):
-                    yield from ({f"{name}.kind": kind, f"{path}.kind": other} for other in node.variants)
+                    yield from (
+                        {f"{name}.kind": kind, f"{path}.kind": other} for other in node.variants if other in MIXERS
+                    )
                     continue
                 for value in some_values(node):
                     if not domains.same(value, node.default):

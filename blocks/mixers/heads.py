@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from blocks.families import Context, HeadShape, MixerModule, PositionModule, Role, State, linear, mark
+from blocks.families import Context, Direction, HeadShape, MixerModule, PositionModule, Role, State, linear, mark
 from blocks.ops.attention import AttentionNeeds, attention_weights, choose_attention, entropy, weighted_values
 from search_space.domains import choice, float_range
 
@@ -112,7 +112,7 @@ _QK_NORMS: dict[str, Callable[[HeadShape, int], QkNorm]] = {
 
 
 class AttentionModule(MixerModule):
-    """Multi-head causal softmax attention, over all earlier tokens or over a window of them.
+    """Multi-head softmax attention over all tokens that the direction allows, or over a window of them.
 
     Each of the projections, the norm of queries and keys, the rotation, and the biased softmax acts in that order.
     """
@@ -127,8 +127,10 @@ class AttentionModule(MixerModule):
         train_len: int,
         attention_dropout: float,
         entropy_weight: float,
+        direction: Direction = Direction.CAUSAL,
     ) -> None:
         super().__init__()
+        self.causal = direction == Direction.CAUSAL
         self.shape = shape
         self.window = window
         self.attention_dropout = attention_dropout
@@ -144,18 +146,27 @@ class AttentionModule(MixerModule):
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         q, k, v = self._project(x)
+        bias = _bias(position, q, k, 0)
         q, k = position.rotate(q, k)
-        bias = position.score_bias(x.shape[1], x.shape[1])
         dropout = self.attention_dropout if self.training else 0.0
+        seen = self._seen(context)
         if self.entropy_weight == 0:
-            mixed = self.attend(
-                q, k, v, scale=self.scale, window=self.window, bias=bias, live=context.live, dropout=dropout
-            )
+            mixed = self.attend(q, k, v, scale=self.scale, bias=bias, dropout=dropout, **seen)
         else:
-            weights = attention_weights(q, k, scale=self.scale, window=self.window, bias=bias, live=context.live)
+            weights = attention_weights(q, k, scale=self.scale, bias=bias, **seen)
             context.losses.append(self.entropy_weight * self._mean_entropy(weights, context))
             mixed = weighted_values(weights, v, dropout)
         return self._join(mixed)
+
+    def _seen(self, context: Context) -> dict[str, Any]:
+        """What decides which keys a query sees, as attention takes it."""
+        return {
+            "window": self.window,
+            "live": context.live,
+            "causal": self.causal,
+            "segments": context.segments,
+            "prefix": context.prefix,
+        }
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         kept = 0 if self.window is None else self.window - 1
@@ -172,8 +183,8 @@ class AttentionModule(MixerModule):
             torch.cat([state[name].to(new.dtype), new], dim=1)[:, unused:] for name, new in (("k", k), ("v", v))
         )
         n_query, n_key = x.shape[1], keys.shape[1]
+        bias = _bias(position, q, keys, n_key - n_query)
         rotated_q, rotated_k = position.rotate(q, keys, n_key - n_query)
-        bias = position.score_bias(n_query, n_key, n_key - n_query)
         mixed = self.attend(rotated_q, rotated_k, values, scale=self.scale, window=self.window, bias=bias)
         return self._join(mixed), {name: self._kept(state[name], new) for name, new in (("k", k), ("v", v))}
 
@@ -199,6 +210,16 @@ class AttentionModule(MixerModule):
             return rows.mean()
         live = context.live[:, None].to(rows.dtype)
         return (rows.mean(1, keepdim=True) * live).sum() / live.sum().clamp_min(1.0)
+
+
+def _bias(
+    position: PositionModule, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int
+) -> Float[Tensor, "*#B H T S"] | None:
+    """The sum of both biases a position scheme may have."""
+    fixed, content = position.score_bias(q.shape[1], k.shape[1], start), position.content_bias(q, k, start)
+    if fixed is None or content is None:
+        return content if fixed is None else fixed
+    return fixed + content
 
 
 def projection_flops(d_model: int, shape: HeadShape) -> float:

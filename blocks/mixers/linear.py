@@ -98,6 +98,7 @@ class Linear(AbstractMixer):
         "arXiv:2102.11174"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    value_projection: ClassVar[bool] = True
 
     heads: int = choice(1, 2, 4, 8, default=4, help="heads; the state holds heads x head_dim^2 numbers")
     head_dim: int = choice(

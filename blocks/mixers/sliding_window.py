@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blocks.families import AbstractMixer, Dims, HeadShape, Hook, InfeasibleArchitecture, MixerModule
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractMixer,
+    Dims,
+    Direction,
+    HeadShape,
+    Hook,
+    InfeasibleArchitecture,
+    MixerModule,
+)
 from blocks.mixers import heads
 from blocks.mixers.softmax import Softmax
 from blocks.registry import register
@@ -20,7 +29,11 @@ class SlidingWindow(AbstractMixer):
         "Longformer: The Long-Document Transformer, Beltagy et al. 2020, arXiv:2004.05150; Mistral 7B, Jiang et al. "
         "2023, arXiv:2310.06825"
     )
-    offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+    offers: ClassVar[frozenset[Hook]] = frozenset(Hook) - {Hook.PLACE}
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = heads.kv_heads_field()
     queries_per_kv: int = heads.queries_per_kv_field()
@@ -41,6 +54,7 @@ class SlidingWindow(AbstractMixer):
             train_len=dims.train_len,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            direction=dims.direction,
         )
 
     def head_shape(self) -> HeadShape:

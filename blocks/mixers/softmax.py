@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blocks.families import AbstractMixer, Dims, HeadShape, Hook, MixerModule
+from blocks.families import BOTH_DIRECTIONS, AbstractMixer, Dims, Direction, HeadShape, Hook, MixerModule
 from blocks.mixers import heads
 from blocks.registry import register
 
@@ -20,6 +20,10 @@ class Softmax(AbstractMixer):
         "Normalization for Transformers, Henry et al. 2020, arXiv:2010.04245"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = heads.kv_heads_field()
     queries_per_kv: int = heads.queries_per_kv_field()
@@ -37,6 +41,7 @@ class Softmax(AbstractMixer):
             train_len=dims.train_len,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            direction=dims.direction,
         )
 
     def head_shape(self) -> HeadShape:

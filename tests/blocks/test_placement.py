@@ -30,7 +30,7 @@ class TorchAttention(nn.Module):
 
 def layer_of(placement: AbstractPlacement, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    return placement.build(DIMS, LayerNormConfig(), TorchAttention(), Relu().build(DIMS), nn.Dropout(dropout))
+    return placement.build(DIMS, 0, LayerNormConfig(), TorchAttention(), Relu().build(DIMS), nn.Dropout(dropout))
 
 
 @pytest.mark.parametrize(("placement", "norm_first"), [(Pre(), True), (Post(), False)], ids=["pre", "post"])
