@@ -94,6 +94,10 @@ def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
         times * (mixer.flops_per_token(dims, length, causal) + outside_mixer)
         for mixer, times in Counter(config.layer_mixers()).items()
     )
+    layers += sum(
+        config.position.at_layer(layer).flops_per_token(dims, mixer.head_shape(), length, causal)
+        for layer, mixer in enumerate(config.layer_mixers())
+    )
     return layers + 2.0 * config.vocab_size * config.d_model
 
 
@@ -139,6 +143,9 @@ def _state_bytes(config: ModelConfig, length: int) -> tuple[float, float]:
         before, after = _slot_state_bytes(config, mixer, length)
         growth += times * (after - before)
         total += times * after
+    with torch.device("meta"):
+        placing = build_positions(config, config.dims())[0]
+    total += _bytes(placing.empty_state(1, torch.device("meta"), STATE_DTYPE))
     return float(growth), float(total - growth * length)
 
 

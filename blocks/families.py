@@ -51,6 +51,19 @@ class Hook(StrEnum):
     """A bias may depend on where in its sequence a query stands; decoding then has to keep every key."""
 
 
+class Trait(StrEnum):
+    """What a placement provides and an init rule may need: constants of one are derived for the other."""
+
+    NO_NORM = "no_norm"
+    """Residual branches are added as they are, with no norm anywhere."""
+    BRANCH_BIASES = "branch_biases"
+    """No norm; a learned multiplier and scalar biases on each branch."""
+    SCALED_RESIDUAL = "scaled_residual"
+    """DeepNorm's scaled residual stream under a norm."""
+    INNER_NORMS = "inner_norms"
+    """A norm before the last linear map of each branch, beside the one before the branch."""
+
+
 class Role(StrEnum):
     """What a parameter does; initialisation, weight decay and learning-rate rules go by it."""
 
@@ -189,9 +202,19 @@ class PositionModule(nn.Module):
     `start` is the position of the first row given.
     """
 
-    def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
-        """The residual stream with positions added."""
+    def embed(
+        self, x: Float[Tensor, "B T D"], start: int = 0, live: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream with positions added; padding's content changes no live token."""
         return x
+
+    def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """What `embed_step` keeps, before the first token; nothing where positions do not depend on content."""
+        return {}
+
+    def embed_step(self, x: Float[Tensor, "B T D"], state: State, start: int) -> tuple[Float[Tensor, "B T D"], State]:
+        """`embed` of T further tokens, and the state after them."""
+        return self.embed(x, start), {}
 
     def rotate(
         self, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int = 0
@@ -308,6 +331,10 @@ class AbstractPosition:
     @abstractmethod
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule: ...
 
+    def flops_per_token(self, dims: Dims, heads: HeadShape, length: int, causal: bool) -> float:
+        """Forward FLOPs of matrix products that it adds to a mixer with these heads, per token of such a sequence."""
+        return 0.0
+
     def at_layer(self, layer: int) -> "AbstractPosition":
         """The scheme that acts on the mixer of a layer, counted from 0; all act on the embedding alike."""
         return self
@@ -388,6 +415,15 @@ class AbstractPlacement:
     """Whether a norm precedes the output head."""
     additive: ClassVar[bool] = True
     """Whether a layer adds to the residual stream and otherwise leaves it as it is."""
+    embedding_norm: ClassVar[bool] = False
+    """Whether a norm stands before the first layer."""
+    ffns: ClassVar[int] = 1
+    """FFNs in each layer."""
+    opens_later: ClassVar[bool] = False
+    """Whether a layer starts as the identity: what is inside gets its first gradient after one step."""
+    provides: ClassVar[frozenset[Trait]] = frozenset()
+    reaches: ClassVar[frozenset[Role]] = frozenset()
+    """Roles of linear maps inside the mixer, FFN_OUT inside the FFN, that it puts norms at."""
 
     @abstractmethod
     def build(
@@ -407,6 +443,13 @@ class AbstractPlacement:
         """One sublayer as the placement wraps it, for layers of more than a mixer and an FFN; None: it cannot."""
         return None
 
+    def canonical(self, dims: Dims) -> "AbstractPlacement":
+        """The simplest config that computes the same function at these sizes."""
+        return self
+
+    def check(self, config: Any) -> None:
+        """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the placement."""
+
 
 class AbstractInit:
     """The rule that draws every matrix and embedding."""
@@ -414,13 +457,41 @@ class AbstractInit:
     kind: ClassVar[str]
     paper: ClassVar[str]
 
+    needs: ClassVar[frozenset[Trait]] = frozenset()
+    """What its placement must provide, one of them being enough; nothing: any placement will do."""
+    opens_later: ClassVar[bool] = False
+    """Whether branches start at zero: what is inside gets its first gradient after one step."""
+
     @abstractmethod
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         """Standard deviation of a weight with this role and these fans in a model of so many layers."""
 
+    def std_at(self, role: Role, fan_in: int, fan_out: int, layers: int, layer: int) -> float:
+        """The same for a weight of one layer, counted from 0."""
+        return self.std(role, fan_in, fan_out, layers)
+
     @abstractmethod
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
         """Draw the weight in place."""
+
+    def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
+        """Draw matrices of one mixer, by role, that depend on each other; called after each was drawn alone."""
+
+    def learning_rate_factor(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
+        """The learning rate of a parameter over the optimizer's, for Adam and its kin."""
+        return 1.0
+
+    def branch_multiplier(self, layers: int) -> float:
+        """Factor on what each branch adds to the residual stream."""
+        return 1.0
+
+    def logit_multiplier(self, d_model: int) -> float:
+        """Factor on the logits."""
+        return 1.0
+
+    def query_multiplier(self, head_dim: int) -> float:
+        """Factor on queries where they are projected."""
+        return 1.0
 
 
 class AbstractPattern:

@@ -292,13 +292,25 @@ class AbstractLayers(nn.Module):
         state: State = {}
         for index, slot in enumerate(self.slots):
             state.update(prefixed(slot.empty_state(batch, device, dtype), f"layers.{index}."))
-        return state
+        return state | prefixed(self._first_position().empty_state(batch, device, dtype), "position.")
 
-    def embedded(self, x: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T D"]:
+    def embedded(
+        self, x: Float[Tensor, "B T D"], start: int, live: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
         """The residual stream with positions added."""
+        return self._first_position().embed(x, start, live)
+
+    def embedded_step(
+        self, x: Float[Tensor, "B T D"], state: State, start: int
+    ) -> tuple[Float[Tensor, "B T D"], State]:
+        """The same of T further tokens, and what the positions keep after them."""
+        x, following = self._first_position().embed_step(x, under(state, "position."), start)
+        return x, prefixed(following, "position.")
+
+    def _first_position(self) -> PositionModule:
         first = self.positions[0]
         assert isinstance(first, PositionModule)
-        return first.embed(x, start)
+        return first
 
     def _running(self) -> list[tuple[nn.Module, nn.Module]]:
         """The block and the position module of each layer."""
@@ -333,7 +345,7 @@ class DecoderLM(AbstractLayers):
         if segments is not None:
             require_packing(self.config)
         x, auxiliary = self.through_layers(
-            self._embed(tokens, 0), lambda: Context(live=live, segments=segments), checkpointing
+            self._embed(tokens, live), lambda: Context(live=live, segments=segments), checkpointing
         )
         return self._logits(x), auxiliary
 
@@ -343,11 +355,12 @@ class DecoderLM(AbstractLayers):
 
     def step(self, tokens: Int[Tensor, "B T"], state: State, start: int) -> tuple[Float[Tensor, "B T V"], State]:
         """Logits of T further tokens, the first at position `start`, and the state after them; equals the full pass."""
-        x, following = self.step_layers(self._embed(tokens, start), state, start)
-        return self._logits(x), following
+        x, placed = self.embedded_step(F.embedding(tokens, self.embedding), state, start)
+        x, following = self.step_layers(self.embedding_dropout(x), state, start)
+        return self._logits(x), following | placed
 
-    def _embed(self, tokens: Int[Tensor, "B T"], start: int) -> Float[Tensor, "B T D"]:
-        return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), start))
+    def _embed(self, tokens: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
+        return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), 0, live))
 
     def _logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         x = self.final_norm(x)
