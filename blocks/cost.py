@@ -98,7 +98,7 @@ def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
         config.position.at_layer(layer).flops_per_token(dims, mixer.head_shape(), length, causal)
         for layer, mixer in enumerate(config.layer_mixers())
     )
-    return layers + 2.0 * config.vocab_size * config.d_model
+    return layers + config.residual.flops_per_token(dims) + 2.0 * config.vocab_size * config.d_model
 
 
 def count_parameters(config: ModelConfig) -> Count:

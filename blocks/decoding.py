@@ -60,10 +60,9 @@ def _mixed(mixer: nn.Module, values: Values | None) -> Iterator[None]:
 
     def mix(module: nn.Module, args: tuple[Tensor, ...], own: Tensor) -> Tensor:
         values.own = own
-        if values.first is None or values.share is None:
+        if values.first is None:
             return own
-        share = values.share.to(own.dtype)
-        return share * own + (1 - share) * values.first
+        return (values.share * own + (1 - values.share) * values.first).to(own.dtype)
 
     handle = mixer.get_submodule("value").register_forward_hook(mix)
     try:

@@ -162,7 +162,7 @@ class Values:
 
     first: Float[Tensor, "B T V"] | None = None
     """The values of the first layer; None in that layer itself."""
-    share: Float[Tensor, ""] | None = None
+    share: Tensor | float = 1.0
     """The share of a layer's own values in what it uses; the rest is that of the first layer's."""
     own: Float[Tensor, "B T V"] | None = None
     """What the layer made, for the caller to keep."""
@@ -417,6 +417,8 @@ class AbstractPlacement:
     """Whether a layer adds to the residual stream and otherwise leaves it as it is."""
     embedding_norm: ClassVar[bool] = False
     """Whether a norm stands before the first layer."""
+    uses_norm: ClassVar[bool] = True
+    """Whether the model's norm stands anywhere; where not, it counts for nothing."""
     ffns: ClassVar[int] = 1
     """FFNs in each layer."""
     opens_later: ClassVar[bool] = False
@@ -536,9 +538,13 @@ class AbstractResidual:
     @abstractmethod
     def build(self, dims: Dims) -> ResidualModule: ...
 
-    def block_of(self, layer: int) -> int:
-        """The block whose parameters a layer uses, both counted from 0."""
+    def block_of(self, layer: int, layers: int) -> int:
+        """The block whose parameters a layer uses, both counted from 0; blocks come in the order of first use."""
         return layer
+
+    def flops_per_token(self, dims: Dims) -> float:
+        """Forward FLOPs per token of all layers together, beyond what the layers do."""
+        return 0.0
 
     def canonical(self, config: Any) -> "AbstractResidual":
         """The simplest config that computes the same function with the rest of this ModelConfig."""

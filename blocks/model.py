@@ -230,7 +230,7 @@ def build_blocks(config: ModelConfig) -> list[tuple[AbstractMixer, int]]:
     """The mixer of every block with parameters of its own, and the first layer that uses it."""
     blocks: dict[int, tuple[AbstractMixer, int]] = {}
     for layer, mixer in enumerate(config.layer_mixers()):
-        blocks.setdefault(config.residual.block_of(layer), (mixer, layer))
+        blocks.setdefault(config.residual.block_of(layer, config.layers), (mixer, layer))
     return [blocks[index] for index in range(len(blocks))]
 
 
@@ -250,7 +250,7 @@ class AbstractLayers(nn.Module):
         self.positions = nn.ModuleList(distinct)
         self.layer_position = [distinct.index(module) for module in positions]
         self.layers = nn.ModuleList(build_layer(config, mixer, layer) for mixer, layer in build_blocks(config))
-        self.layer_block = [config.residual.block_of(layer) for layer in range(config.layers)]
+        self.layer_block = [config.residual.block_of(layer, config.layers) for layer in range(config.layers)]
         self.slots = [_slot_of(self.layers[block]) for block in self.layer_block]
         self.residual = config.residual.build(config.dims())
 

@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=type[Any])
 
 _VARIANTS: dict[type, dict[str, type]] = {}
 _PACKAGES = ("mixers", "premixers", "positions", "ffn")
-_MODULES = ("norms", "placement", "init", "pattern", "residual", "stacks")
+_MODULES = ("norms", "placement", "init", "pattern", "residual", "hyper_connections", "stacks")
 
 
 def register(config: Config) -> Config:

@@ -45,6 +45,7 @@ def logits(model: DecoderLM, tokens: Tensor, live: Tensor | None = None) -> Tens
 def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> None:
     config = small(changes)
     model = config.build(seed=1)
+    torch.manual_seed(0)
     y, auxiliary = model(tokens_for(config))
     assert y.shape == (2, LENGTH, config.vocab_size)
     assert auxiliary.shape == ()
