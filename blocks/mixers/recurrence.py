@@ -13,7 +13,10 @@ from blocks.families import PositionModule, Role, State, linear, mark
 from blocks.ops.short_convolution import short_convolution
 from search_space.domains import choice
 
-EPS = 1e-6
+NORM_EPS = 1e-5
+"""Added to the mean square of a head before its root."""
+UNIT_EPS = 1e-6
+"""Least length by which a key is divided."""
 
 
 def heads_field() -> Any:
@@ -128,7 +131,7 @@ class HeadNorm(nn.Module):
         wide = y.to(torch.promote_types(y.dtype, torch.float32))
         if self.centred:
             wide = wide - wide.mean(-1, keepdim=True)
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
         return (scaled * self.gain).to(y.dtype)
 
 

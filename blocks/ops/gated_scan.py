@@ -1,7 +1,7 @@
 """Decayed linear attention: one function in a quadratic, a chunked and a recurrent form.
 
-S_t = exp(g_t) * S_{t-1} + k_t v_t^T and y_t = S_t^T q_t, with log decays g <= 0 that are one number per head (their last
-axis is 1) or one per key channel. Retention, gated linear attention, state space duality and HGRN2 are this function.
+S_t = exp(g_t) * S_{t-1} + k_t v_t^T and y_t = S_t^T q_t, with log decays g <= 0 that are one number per head (their
+last axis is 1) or one per key channel. Retention, gated linear attention, state space duality and HGRN2 are this function.
 Decays are only ever multiplied as exp of a sum of logarithms from one position to a later one, which is at most 1: no
 form can overflow. All is computed in float32 or wider, whatever the input.
 """
