@@ -98,7 +98,8 @@ def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
         config.position.at_layer(layer).flops_per_token(dims, mixer.head_shape(), length, causal)
         for layer, mixer in enumerate(config.layer_mixers())
     )
-    return layers + config.residual.flops_per_token(dims) + 2.0 * config.vocab_size * config.d_model
+    stack = config.stack.flops_per_token(config, length, causal)
+    return layers + config.residual.flops_per_token(dims) + stack + 2.0 * config.vocab_size * config.d_model
 
 
 def count_parameters(config: ModelConfig) -> Count:
@@ -117,6 +118,7 @@ def count_shell(config: ModelConfig) -> Count:
             [
                 build_final_norm(config),
                 config.residual.build(config.dims()),
+                *config.stack.parts(config),
                 *dict.fromkeys(build_positions(config, config.dims())),
             ]
         )

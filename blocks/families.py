@@ -182,6 +182,10 @@ class Context:
     """Auxiliary losses of this pass, already weighted; the training loop adds them."""
     values: Values | None = None
     """Where a residual form mixes values over layers."""
+    memory: Float[Tensor, "B M D"] | None = None
+    """What an encoder made of the source, for layers that look at it."""
+    memory_live: Bool[Tensor, "B M"] | None = None
+    """False where the source is padding."""
 
 
 LayerCall = Callable[[Tensor, Values | None], Tensor]
@@ -474,7 +478,11 @@ class AbstractInit:
 
     @abstractmethod
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
-        """Draw the weight in place."""
+        """Draw the weight in place; one of three axes holds a matrix per expert."""
+
+    def fill_table(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
+        """Draw an embedding or a table of positions in place."""
+        self.fill(weight, std, generator)
 
     def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
         """Draw matrices of one mixer, by role, that depend on each other; called after each was drawn alone."""
@@ -519,11 +527,23 @@ class AbstractStack:
     direction: ClassVar[Direction]
     """The direction of the layers that ModelConfig.dims() is about."""
     directions: ClassVar[frozenset[Direction]]
-    """Every direction that layers of this stack are built for."""
+    """Every direction in which its layers look."""
+    position_direction: ClassVar[Direction]
+    """The direction that position schemes are built for."""
+    predicts_next: ClassVar[bool] = False
+    """Whether forward(tokens, live, checkpointing) gives logits of the token after each."""
 
     @abstractmethod
     def model(self, config: Any) -> nn.Module:
         """The model of a ModelConfig, its weights not yet drawn."""
+
+    def parts(self, config: Any) -> list[nn.Module]:
+        """What the model has beyond the embedding, layers, norms and head of a decoder of this ModelConfig."""
+        return []
+
+    def flops_per_token(self, config: Any, length: int, causal: bool) -> float:
+        """Forward FLOPs of those parts, per token of the sequence that the decoder's layers run on."""
+        return 0.0
 
     def check(self, config: Any) -> None:
         """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the stack."""

@@ -196,6 +196,9 @@ def _offers(mixer: type) -> frozenset[Hook]:
     return mixer.offers | {Hook.EMBEDDING}
 
 
+LayerBuilder = Callable[[ModelConfig, AbstractMixer, int], nn.Module]
+
+
 def build_slot(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> MixerSlot:
     """The mixer sublayer of one layer, counted from 0."""
     dims = config.dims()
@@ -242,14 +245,14 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
 class AbstractLayers(nn.Module):
     """Layers, the positions they share, and the residual form that runs them."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, build: LayerBuilder = build_layer) -> None:
         super().__init__()
         self.config = config
-        positions = build_positions(config, config.dims())
+        positions = build_positions(config, config.dims(config.stack.position_direction))
         distinct = list(dict.fromkeys(positions))
         self.positions = nn.ModuleList(distinct)
         self.layer_position = [distinct.index(module) for module in positions]
-        self.layers = nn.ModuleList(build_layer(config, mixer, layer) for mixer, layer in build_blocks(config))
+        self.layers = nn.ModuleList(build(config, mixer, layer) for mixer, layer in build_blocks(config))
         self.layer_block = [config.residual.block_of(layer, config.layers) for layer in range(config.layers)]
         self.slots = [_slot_of(self.layers[block]) for block in self.layer_block]
         self.residual = config.residual.build(config.dims())
@@ -318,8 +321,8 @@ class AbstractLayers(nn.Module):
         return [(self.layers[block], self.positions[position]) for block, position in pairs]
 
 
-class DecoderLM(AbstractLayers):
-    """Token embedding, layers, norm where the placement wants one, head. Output t depends on tokens 0..t only."""
+class AbstractTokenModel(AbstractLayers):
+    """Token embedding, layers, norm where the placement wants one, head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -330,6 +333,34 @@ class DecoderLM(AbstractLayers):
         self.head = nn.Identity() if config.tied else linear(config.d_model, config.vocab_size, Role.HEAD)
         self.roles = {name: role_of(name, parameter) for name, parameter in self.named_parameters()}
         """The role of every parameter by name."""
+
+    def whole(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        live: Bool[Tensor, "B T"] | None,
+        segments: Int[Tensor, "B T"] | None,
+        prefix: int,
+        checkpointing: bool,
+    ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, ""]]:
+        """Logits of whole sequences and the sum of the auxiliary losses."""
+        if segments is not None:
+            require_packing(self.config)
+        x, auxiliary = self.through_layers(
+            self._embed(tokens, live), lambda: Context(live=live, segments=segments, prefix=prefix), checkpointing
+        )
+        return self._logits(x), auxiliary
+
+    def _embed(self, tokens: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
+        return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), 0, live))
+
+    def _logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        x = self.final_norm(x)
+        return F.linear(x, self.embedding) if self.config.tied else self.head(x)
+
+
+class DecoderLM(AbstractTokenModel):
+    """A causal language model: output t depends on tokens 0..t only."""
 
     def forward(
         self,
@@ -342,12 +373,7 @@ class DecoderLM(AbstractLayers):
 
         `segments` numbers the documents packed into a row: each is treated as if it stood alone.
         """
-        if segments is not None:
-            require_packing(self.config)
-        x, auxiliary = self.through_layers(
-            self._embed(tokens, live), lambda: Context(live=live, segments=segments), checkpointing
-        )
-        return self._logits(x), auxiliary
+        return self.whole(tokens, live=live, segments=segments, prefix=0, checkpointing=checkpointing)
 
     def empty_state(self, batch: int) -> State:
         """The decoding state before the first token, for so many rows."""
@@ -358,13 +384,6 @@ class DecoderLM(AbstractLayers):
         x, placed = self.embedded_step(F.embedding(tokens, self.embedding), state, start)
         x, following = self.step_layers(self.embedding_dropout(x), state, start)
         return self._logits(x), following | placed
-
-    def _embed(self, tokens: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
-        return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), 0, live))
-
-    def _logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        x = self.final_norm(x)
-        return F.linear(x, self.embedding) if self.config.tied else self.head(x)
 
 
 def _run_layer(

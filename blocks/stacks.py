@@ -19,6 +19,8 @@ class Decoder(AbstractStack):
     paper: ClassVar[str] = "Language Models are Unsupervised Multitask Learners, Radford et al. 2019, section 2.3"
     direction: ClassVar[Direction] = Direction.CAUSAL
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
+    position_direction: ClassVar[Direction] = Direction.CAUSAL
+    predicts_next: ClassVar[bool] = True
 
     def model(self, config: ModelConfig) -> nn.Module:
         return DecoderLM(config)
