@@ -1,4 +1,4 @@
-"""The module that mixers over the delta rule share: projections, a short convolution, decays of their own, an output."""
+"""The module that mixers over the delta rule share: projections, a convolution, decays of their own, an output."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """The gated delta rule: one function in a dense, a chunked (WY) and a recurrent form.
 
-S_t = (I - beta_t k_t k_t^T) exp(g_t) * S_{t-1} + beta_t k_t v_t^T and y_t = S_t^T q_t: what the decayed state holds under
-k_t is moved by beta_t towards v_t. Keys are taken as they come; with unit keys and beta in (0, 2) no direction of the
-state ever grows. Log decays g <= 0 are one number per head (their last axis is 1) or one per key channel; zero is the
-plain delta rule. All is computed in float32 or wider, whatever the input.
+S_t = (I - beta_t k_t k_t^T) exp(g_t) * S_{t-1} + beta_t k_t v_t^T and y_t = S_t^T q_t: what the decayed state holds
+under k_t is moved by beta_t towards v_t. Keys are taken as they come; with unit keys and beta in (0, 2) no direction of
+the state ever grows. Log decays g <= 0 are one number per head (their last axis is 1) or one per key channel; zero is
+the plain delta rule. All is computed in float32 or wider, whatever the input.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
-from blocks.ops.gated_scan import decayed_products, empty_state, into_chunks, lower_triangle, widened
+from blocks.ops.gated_scan import decayed_products, empty_state, into_chunks, pair_decays, widened
 from blocks.ops.precision import full_precision
 
 CHUNK = 32
@@ -33,14 +33,13 @@ def dense(
 ) -> Float[Tensor, "B T H V"]:
     """Decayed scores times the solution of one triangular system over the whole sequence."""
     with full_precision(v.device):
-        q, k, values, beta, total = widened(q, k, v, beta, log_decay.cumsum(1))
-        q, k, values, total = (rearrange(x, "B T H K -> B H T K") for x in (q, k, values, total))
-        strength = rearrange(beta, "B T H -> B H T 1")
-        n_tokens, device = q.shape[2], v.device
-        overlap = strength * decayed_products(k, k, total, total, lower_triangle(n_tokens, device, -1))
-        system = torch.eye(n_tokens, device=device, dtype=overlap.dtype) + overlap
+        inputs = widened(q, k, v, beta[..., None], log_decay)
+        q, k, values, strength, log_decay = (rearrange(x, "B T H K -> B H T K") for x in inputs)
+        decays = pair_decays(log_decay)
+        overlap = strength * decayed_products(k, k, decays).tril(-1)
+        system = torch.eye(overlap.shape[-1], device=overlap.device, dtype=overlap.dtype) + overlap
         written = torch.linalg.solve(system, strength * values)
-        weights = decayed_products(q, k, total, total, lower_triangle(n_tokens, device))
+        weights = decayed_products(q, k, decays)
         return rearrange(weights @ written, "B H T V -> B T H V").to(v.dtype)
 
 
@@ -63,15 +62,16 @@ def chunked(
         q, k, values, strength, log_decay = (
             into_chunks(x, chunk) for x in widened(q, k, v, beta[..., None], log_decay)
         )
-        total = log_decay.cumsum(-2)
-        last = total[..., -1:, :]
-        overlap = strength * decayed_products(k, k, total, total, lower_triangle(chunk, v.device, -1))
-        seen = strength * k * total.exp()
+        decays = pair_decays(log_decay)
+        since_start = log_decay.cumsum(-2).exp()
+        overlap = strength * decayed_products(k, k, decays).tril(-1)
+        seen = strength * k * since_start
         # One solve gives the writes for an empty state, and what every earlier state takes away from them.
         solved = _solve(overlap, torch.cat([strength * values, seen], dim=-1))
         fresh, taken = solved.split([values.shape[-1], k.shape[-1]], dim=-1)
-        weights = decayed_products(q, k, total, total, lower_triangle(chunk, v.device))
-        reads, carried, keep = q * total.exp(), k * (last - total).exp(), last.exp().transpose(-1, -2)
+        weights = decayed_products(q, k, decays)
+        reads, carried = q * since_start, k * decays[..., -1, :, :]
+        keep = since_start[..., -1:, :].transpose(-1, -2)
         rows = []
         for index in range(q.shape[1]):
             written = fresh[:, index] - taken[:, index] @ state

@@ -1,7 +1,7 @@
 """Decayed linear attention: one function in a quadratic, a chunked and a recurrent form.
 
 S_t = exp(g_t) * S_{t-1} + k_t v_t^T and y_t = S_t^T q_t, with log decays g <= 0 that are one number per head (their
-last axis is 1) or one per key channel. Retention, gated linear attention, state space duality and HGRN2 are this function.
+last axis is 1) or one per key channel. Retention, gated linear attention, Mamba2 and HGRN2 are this function.
 Decays are only ever multiplied as exp of a sum of logarithms from one position to a later one, which is at most 1: no
 form can overflow. All is computed in float32 or wider, whatever the input.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
@@ -22,11 +22,6 @@ CHUNK = 64
 """Tokens a chunk holds when a head has one decay."""
 CHANNEL_CHUNK = 16
 """Tokens a chunk holds when every channel has its own: pairs within a chunk then cost memory for each channel."""
-
-
-def chunk_for(log_decay: Float[Tensor, "B T H #K"]) -> int:
-    """The chunk length that suits these decays."""
-    return CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK
 
 
 def empty_state(
@@ -42,24 +37,25 @@ def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
 
 
+def pair_decays(log_decay: Float[Tensor, "*A C #K"]) -> Float[Tensor, "*A C S #K"]:
+    """The product of the decays after token s up to token t, for each s <= t; zero for the others.
+
+    Each sum of logarithms is formed by itself: the difference of two running sums would lose the digits of its terms.
+    """
+    size = log_decay.shape[-2]
+    visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
+    after = visible.tril(-1)[..., None]
+    sums = torch.where(after, log_decay[..., :, None, :], 0.0).cumsum(-3)
+    return sums.masked_fill(~visible[..., None], -torch.inf).exp()
+
+
 def decayed_products(
-    left: Float[Tensor, "*A C K"],
-    right: Float[Tensor, "*A S K"],
-    left_log: Float[Tensor, "*A C #K"],
-    right_log: Float[Tensor, "*A S #K"],
-    visible: Bool[Tensor, "C S"],
+    left: Float[Tensor, "*A C K"], right: Float[Tensor, "*A S K"], decays: Float[Tensor, "*A C S #K"]
 ) -> Float[Tensor, "*A C S"]:
-    """left_t . (exp(left_log_t - right_log_s) * right_s) for each visible pair, zero for the others."""
-    if left_log.shape[-1] == 1:
-        gap = (left_log - right_log.transpose(-1, -2)).masked_fill(~visible, -torch.inf)
-        return left @ right.transpose(-1, -2) * gap.exp()
-    gap = (left_log[..., :, None, :] - right_log[..., None, :, :]).masked_fill(~visible[..., None], -torch.inf)
-    return einsum(left[..., :, None, :] * gap.exp(), right, "... C S K, ... S K -> ... C S")
-
-
-def lower_triangle(size: int, device: torch.device, diagonal: int = 0) -> Bool[Tensor, "C C"]:
-    """True where the column is at most the row plus `diagonal`."""
-    return torch.ones(size, size, dtype=torch.bool, device=device).tril(diagonal)
+    """left_t . (decays_ts * right_s) for each pair."""
+    if decays.shape[-1] == 1:
+        return left @ right.transpose(-1, -2) * decays[..., 0]
+    return einsum(left[..., :, None, :] * decays, right, "... C S K, ... S K -> ... C S")
 
 
 def into_chunks(x: Float[Tensor, "B T H K"], chunk: int) -> Float[Tensor, "B N H C K"]:
@@ -76,9 +72,8 @@ def quadratic(
 ) -> Float[Tensor, "B T H V"]:
     """The definition: every visible pair is formed, with the product of the decays between its tokens."""
     with full_precision(v.device):
-        q, k, values, total = widened(q, k, v, log_decay.cumsum(1))
-        q, k, values, total = (rearrange(x, "B T H K -> B H T K") for x in (q, k, values, total))
-        weights = decayed_products(q, k, total, total, lower_triangle(q.shape[2], v.device))
+        q, k, values, log_decay = (rearrange(x, "B T H K -> B H T K") for x in widened(q, k, v, log_decay))
+        weights = decayed_products(q, k, pair_decays(log_decay))
         return rearrange(weights @ values, "B H T V -> B T H V").to(v.dtype)
 
 
@@ -95,19 +90,19 @@ def chunked(
     A chunk of 0 tokens stands for the length that suits the decays.
     """
     n_tokens = q.shape[1]
-    chunk = min(chunk or chunk_for(log_decay), n_tokens)
+    chunk = min(chunk or (CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK), n_tokens)
     with full_precision(v.device):
         q, k, values, log_decay = (into_chunks(x, chunk) for x in widened(q, k, v, log_decay))
-        total = log_decay.cumsum(-2)
-        last = total[..., -1:, :]
-        added = einsum(k * (last - total).exp(), values, "B N H C K, B N H C V -> B N H K V")
-        keep = last.exp().transpose(-1, -2)
+        decays = pair_decays(log_decay)
+        since_start = log_decay.cumsum(-2).exp()
+        added = einsum(k * decays[..., -1, :, :], values, "B N H C K, B N H C V -> B N H K V")
+        keep = since_start[..., -1:, :].transpose(-1, -2)
         before = []
         for index in range(added.shape[1]):
             before.append(state)
             state = keep[:, index] * state + added[:, index]
-        within = decayed_products(q, k, total, total, lower_triangle(chunk, v.device)) @ values
-        y = within + einsum(q * total.exp(), torch.stack(before, 1), "B N H C K, B N H K V -> B N H C V")
+        within = decayed_products(q, k, decays) @ values
+        y = within + einsum(q * since_start, torch.stack(before, 1), "B N H C K, B N H K V -> B N H C V")
         return rearrange(y, "B N H C V -> B (N C) H V")[:, :n_tokens].to(v.dtype), state
 
 

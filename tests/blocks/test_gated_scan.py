@@ -14,7 +14,6 @@ from blocks.ops.gated_scan import (
     choose_gated_scan,
     chunked,
     empty_state,
-    lower_triangle,
     quadratic,
     recurrent,
 )
@@ -68,7 +67,7 @@ def test_the_state_carries_over_any_split(split: int, channels: int) -> None:
 def test_decays_of_one_give_linear_attention_without_denominator(channels: int) -> None:
     q, k, v, g = scanned(50, channels)
     y = _CHOSEN(q, k, v, torch.zeros_like(g))
-    visible = lower_triangle(50, q.device).double()
+    visible = torch.ones(50, 50, dtype=torch.float64).tril()
     torch.testing.assert_close(y, torch.einsum("bthk,bshk,ts,bshv->bthv", q, k, visible, v))
     ones = torch.full_like(q, q.shape[-1] ** -0.5)
     counts = torch.arange(1, 51, dtype=q.dtype)[None, :, None, None]
@@ -96,6 +95,17 @@ def test_extreme_decays_neither_overflow_nor_lose_gradients(log_decay: float, ch
     for ours, reference in zip(with_gradients(_CHOSEN, *inputs), exact, strict=True):
         assert ours.isfinite().all()
         assert (ours.double() - reference).abs().max() < 1e-5 * (1 + reference.abs().max())
+
+
+@pytest.mark.parametrize("channels", [1, 8])
+def test_a_clean_slate_costs_no_digits_afterwards(channels: int) -> None:
+    """Running sums of -1e4 would leave three digits of the slow decays that follow."""
+    q, k, v, g = scanned(60, channels, dtype=torch.float32)
+    g = 1e-3 * g
+    g[:, 3::16] = -1e4
+    exact = from_nothing(recurrent)(*(x.double() for x in (q, k, v, g)))
+    for form in (quadratic, _CHOSEN):
+        assert (form(q, k, v, g).double() - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize("length", [1, 63, 100])
