@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from blocks.decoding import Decoding, MixerSlot
-from blocks.families import AbstractMixer, Context, PositionModule, Role, State
+from blocks.families import AbstractMixer, Context, PositionModule, Role, State, active_share
 from blocks.init import role_of
-from blocks.model import ModelConfig, build_blocks, build_final_norm, build_layer, build_positions, build_slot
+from blocks.model import (
+    ModelConfig,
+    build_blocks,
+    build_embedding_norm,
+    build_final_norm,
+    build_layer,
+    build_positions,
+    build_slot,
+)
 
 WEIGHT_BYTES = 4
 """Weights, gradients and optimizer moments are float32."""
@@ -53,16 +61,17 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Parameters, all of them and those of the body."""
+    """Parameters: all of them, those of the body, and those that one token passes through."""
 
     total: int
     body: int
+    active: int
 
     def __add__(self, other: "Count") -> "Count":
-        return Count(total=self.total + other.total, body=self.body + other.body)
+        return Count(total=self.total + other.total, body=self.body + other.body, active=self.active + other.active)
 
     def __mul__(self, times: int) -> "Count":
-        return Count(total=self.total * times, body=self.body * times)
+        return Count(total=self.total * times, body=self.body * times, active=self.active * times)
 
 
 OUTSIDE_BODY = frozenset({Role.EMBEDDING, Role.POSITION, Role.HEAD})
@@ -75,7 +84,7 @@ def measure(config: ModelConfig, length: int, micro_batch_tokens: int = 0) -> Co
     activations = _activation_bytes_per_token(config, length) * micro_batch_tokens if micro_batch_tokens else 0.0
     return Cost(
         params=count.total,
-        active_params=count.total,
+        active_params=count.active,
         body_params=count.body,
         flops_per_token=flops_per_token(config, length, causal=False),
         flops_per_token_causal=flops_per_token(config, length, causal=True),
@@ -89,7 +98,7 @@ def measure(config: ModelConfig, length: int, micro_batch_tokens: int = 0) -> Co
 def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
     """Forward FLOPs per token as the blocks declare them; embeddings look up, norms and activations are not counted."""
     dims = config.dims()
-    outside_mixer = config.premixer.flops_per_token(dims) + config.ffn.flops_per_token(dims)
+    outside_mixer = config.premixer.flops_per_token(dims) + config.placement.ffns * config.ffn.flops_per_token(dims)
     layers = sum(
         times * (mixer.flops_per_token(dims, length, causal) + outside_mixer)
         for mixer, times in Counter(config.layer_mixers()).items()
@@ -116,13 +125,14 @@ def count_shell(config: ModelConfig) -> Count:
     with torch.device("meta"):
         parts = nn.ModuleList(
             [
+                build_embedding_norm(config),
                 build_final_norm(config),
                 config.residual.build(config.dims()),
                 *config.stack.parts(config),
                 *dict.fromkeys(build_positions(config, config.dims())),
             ]
         )
-    return Count(total=tables, body=0) + _count(parts)
+    return Count(total=tables, body=0, active=tables) + _count(parts)
 
 
 def count_layer(config: ModelConfig, mixer: AbstractMixer) -> Count:
@@ -134,7 +144,9 @@ def count_layer(config: ModelConfig, mixer: AbstractMixer) -> Count:
 def _count(module: nn.Module) -> Count:
     sizes = [(role_of(name, parameter), parameter.numel()) for name, parameter in module.named_parameters()]
     return Count(
-        total=sum(size for _, size in sizes), body=sum(size for role, size in sizes if role not in OUTSIDE_BODY)
+        total=sum(size for _, size in sizes),
+        body=sum(size for role, size in sizes if role not in OUTSIDE_BODY),
+        active=sum(round(parameter.numel() * active_share(parameter)) for parameter in module.parameters()),
     )
 
 

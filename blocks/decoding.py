@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from blocks.families import Context, MixerModule, PositionModule, State, Values
+from blocks.families import Context, HeadShape, MixerModule, PositionModule, State, Values
 
 
 @dataclass
@@ -24,8 +24,10 @@ class Decoding:
 class MixerSlot(nn.Module):
     """A premixer and the mixer behind it, as one sublayer; their states live under separate prefixes."""
 
-    def __init__(self, premixer: MixerModule, mixer: MixerModule) -> None:
+    def __init__(self, premixer: MixerModule, mixer: MixerModule, shape: HeadShape | None = None) -> None:
         super().__init__()
+        self.shape = shape
+        """The heads of the mixer; None where init rules that relate its matrices leave it alone."""
         self.premixer = premixer
         self.mixer = mixer
 

@@ -116,6 +116,11 @@ def mark(
     return parameter
 
 
+def active_share(parameter: nn.Parameter) -> float:
+    """The part of a parameter that one token passes through."""
+    return getattr(parameter, "active_share", 1.0)
+
+
 def linear(d_in: int, d_out: int, role: Role, *, bias: bool = False) -> nn.Linear:
     """A linear map whose weight carries its role; biases start at zero."""
     layer = nn.Linear(d_in, d_out, bias=bias)
@@ -331,6 +336,8 @@ class AbstractPosition:
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     relative: ClassVar[bool] = True
     """Whether what it does to mixers depends on distances only, wherever a document starts in its row."""
+    mixes_tokens: ClassVar[bool] = False
+    """Whether it lets tokens see each other by itself, before the first layer."""
 
     @abstractmethod
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule: ...
@@ -464,7 +471,7 @@ class AbstractInit:
     paper: ClassVar[str]
 
     needs: ClassVar[frozenset[Trait]] = frozenset()
-    """What its placement must provide, one of them being enough; nothing: any placement will do."""
+    """What its placement must provide."""
     opens_later: ClassVar[bool] = False
     """Whether branches start at zero: what is inside gets its first gradient after one step."""
 

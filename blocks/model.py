@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ from blocks.families import (
     mark,
 )
 from blocks.init import initialise, role_of
+from blocks.multipliers import Multiply, multiply_outputs
 from search_space.canon import seed_from
 from search_space.domains import choice, family, float_range, int_range
 
@@ -88,6 +90,14 @@ class ModelConfig:
         help="how the residual stream passes from layer to layer",
     )
     init: AbstractInit = family(AbstractInit, default="scaled_normal", help="the rule that draws the weights")
+    embed_scale: str = choice(
+        "one",
+        "sqrt_d",
+        default="one",
+        opt_in=True,
+        neutral="one",
+        help="factor on token embeddings: sqrt_d brings rows of unit norm to unit root mean square",
+    )
     residual_dropout: float = float_range(
         0.0, 0.5, default=0.0, opt_in=True, help="share of each sublayer's output dropped in training"
     )
@@ -113,6 +123,11 @@ class ModelConfig:
         self._check_directions("model.premixer", AbstractPremixer, self.premixer)
         self._check_directions("model.position", AbstractPosition, self.position)
         self._check_directions("model.ffn", AbstractFFN, self.ffn)
+        self._check_reach()
+        self._check_traits()
+        for direction in sorted(self.stack.directions):
+            self.ffn.check(self.dims(direction))
+        self.placement.check(self)
         self.residual.check(self)
         self.stack.check(self)
 
@@ -140,6 +155,38 @@ class ModelConfig:
         raise InfeasibleArchitecture(
             f"model.stack.kind={self.stack.kind!r} has {', '.join(sorted(missing))} layers, which "
             f"{path}.kind={block.kind!r} cannot serve; {path}.kind could be: {', '.join(capable) or 'none'}"
+        )
+
+    def _check_reach(self) -> None:
+        """Refuse placements whose inner norms find no linear map to stand at."""
+        where = f"model.placement.kind={self.placement.kind!r} puts norms at the"
+        if Role.FFN_OUT in self.placement.reaches and self.ffn.grows and not self.ffn.dense:
+            dense = [kind for kind, other in registry.variants(AbstractFFN).items() if other.dense]
+            raise InfeasibleArchitecture(
+                f"{where} output map inside the FFN, of which model.ffn.kind={self.ffn.kind!r} has many or none; "
+                f"FFNs that have one: {', '.join(dense)}"
+            )
+        wanted = self.placement.reaches - {Role.FFN_OUT}
+        for mixer in dict.fromkeys(self.layer_mixers()) if wanted else ():
+            missing = wanted - linear_roles(mixer)
+            if missing:
+                raise InfeasibleArchitecture(
+                    f"{where} {', '.join(sorted(wanted))} maps inside the mixer, and {self._path_of(mixer)}.kind="
+                    f"{mixer.kind!r} has no {', '.join(sorted(missing))} map; use model.mixer.kind='softmax', or "
+                    f"model.placement.kind='pre'"
+                )
+
+    def _check_traits(self) -> None:
+        """Refuse init rules whose constants were derived for another placement."""
+        if self.init.needs <= self.placement.provides:
+            return
+        capable = [
+            kind for kind, other in registry.variants(AbstractPlacement).items() if self.init.needs <= other.provides
+        ]
+        raise InfeasibleArchitecture(
+            f"model.init.kind={self.init.kind!r} is derived for layers with {', '.join(sorted(self.init.needs))}, "
+            f"which model.placement.kind={self.placement.kind!r} does not provide; "
+            f"placements that do: {', '.join(capable)}"
         )
 
     def _path_of(self, mixer: AbstractMixer) -> str:
@@ -173,6 +220,10 @@ class ModelConfig:
             mixer=mixer,
             pattern=self.pattern.canonical(mixer, dims),
             position=self.position.canonical(dims),
+            ffn=self.ffn.canonical(dims),
+            d_ff=self.d_ff if self.ffn.grows else 1,
+            placement=self.placement.canonical(dims),
+            norm=self.norm if self.placement.uses_norm else registry.lookup(AbstractNorm, "rmsnorm")(),
         )
         return dataclasses.replace(config, residual=self.residual.canonical(config))
 
@@ -199,16 +250,29 @@ def _offers(mixer: type) -> frozenset[Hook]:
 LayerBuilder = Callable[[ModelConfig, AbstractMixer, int], nn.Module]
 
 
+@functools.cache
+def linear_roles(mixer: AbstractMixer) -> frozenset[Role]:
+    """Roles of the linear maps inside a mixer's module."""
+    direction = min(mixer.directions)
+    sizes = Dims(d_model=64, d_ff=64, layers=2, train_len=64, max_len=64, direction=direction)
+    with torch.device("meta"):
+        module = mixer.build(sizes)
+    return frozenset(role_of(name, part.weight) for name, part in module.named_modules() if isinstance(part, nn.Linear))
+
+
 def build_slot(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> MixerSlot:
     """The mixer sublayer of one layer, counted from 0."""
     dims = config.dims()
-    return MixerSlot(config.premixer.build(dims), mixer.build_at(dims, layer))
+    shape = mixer.head_shape()
+    slot = MixerSlot(config.premixer.build(dims), mixer.build_at(dims, layer), shape)
+    multiply_outputs(slot, Role.QUERY, config.init.query_multiplier(shape.head_dim))
+    return slot
 
 
 def build_layer(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> nn.Module:
     """One layer: mixer and FFN under the config's placement. Called as layer(x, position, context or decoding)."""
     dims = config.dims()
-    dropout = nn.Dropout(config.residual_dropout)
+    dropout = build_branch_end(config)
     slot = build_slot(config, mixer, layer)
     return config.placement.build(dims, layer, config.norm, slot, config.ffn.build(dims), dropout)
 
@@ -237,6 +301,18 @@ def build_blocks(config: ModelConfig) -> list[tuple[AbstractMixer, int]]:
     return [blocks[index] for index in range(len(blocks))]
 
 
+def build_branch_end(config: ModelConfig) -> nn.Module:
+    """What the output of every branch passes through before it is added: dropout, and the init rule's multiplier."""
+    dropout = nn.Dropout(config.residual_dropout)
+    multiplier = config.init.branch_multiplier(config.layers)
+    return dropout if multiplier == 1 else nn.Sequential(dropout, Multiply(multiplier))
+
+
+def build_embedding_norm(config: ModelConfig) -> nn.Module:
+    """What stands between the embedding and the first layer."""
+    return config.norm.build(config.d_model) if config.placement.embedding_norm else nn.Identity()
+
+
 def build_final_norm(config: ModelConfig) -> nn.Module:
     """What stands between the last layer and the head."""
     return config.norm.build(config.d_model) if config.placement.final_norm else nn.Identity()
@@ -256,6 +332,9 @@ class AbstractLayers(nn.Module):
         self.layer_block = [config.residual.block_of(layer, config.layers) for layer in range(config.layers)]
         self.slots = [_slot_of(self.layers[block]) for block in self.layer_block]
         self.residual = config.residual.build(config.dims())
+        self.embedding_norm = build_embedding_norm(config)
+        self.embedding_scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
+        self.logit_multiplier = config.init.logit_multiplier(config.d_model)
 
     def through_layers(
         self, x: Float[Tensor, "B T D"], make: Callable[[], Context], checkpointing: bool
@@ -300,15 +379,18 @@ class AbstractLayers(nn.Module):
     def embedded(
         self, x: Float[Tensor, "B T D"], start: int, live: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The residual stream with positions added."""
-        return self._first_position().embed(x, start, live)
+        """The residual stream before the first layer: embeddings scaled, with positions added, normed."""
+        return self.embedding_norm(self._first_position().embed(self._scaled(x), start, live))
+
+    def _scaled(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return x if self.embedding_scale == 1 else x * self.embedding_scale
 
     def embedded_step(
         self, x: Float[Tensor, "B T D"], state: State, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """The same of T further tokens, and what the positions keep after them."""
-        x, following = self._first_position().embed_step(x, under(state, "position."), start)
-        return x, prefixed(following, "position.")
+        x, following = self._first_position().embed_step(self._scaled(x), under(state, "position."), start)
+        return self.embedding_norm(x), prefixed(following, "position.")
 
     def _first_position(self) -> PositionModule:
         first = self.positions[0]
@@ -356,7 +438,8 @@ class AbstractTokenModel(AbstractLayers):
 
     def _logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         x = self.final_norm(x)
-        return F.linear(x, self.embedding) if self.config.tied else self.head(x)
+        logits = F.linear(x, self.embedding) if self.config.tied else self.head(x)
+        return logits if self.logit_multiplier == 1 else logits * self.logit_multiplier
 
 
 class DecoderLM(AbstractTokenModel):

@@ -14,8 +14,8 @@ from search_space.space import unknown
 Config = TypeVar("Config", bound=type[Any])
 
 _VARIANTS: dict[type, dict[str, type]] = {}
-_PACKAGES = ("mixers", "premixers", "positions", "ffn")
-_MODULES = ("norms", "placement", "init", "pattern", "residual", "hyper_connections", "stacks")
+_PACKAGES = ("mixers", "premixers", "positions", "ffn", "norms", "placements", "inits")
+_MODULES = ("pattern", "residual", "hyper_connections", "stacks", "encoder_decoder")
 
 
 def register(config: Config) -> Config:

@@ -5,7 +5,16 @@ import itertools
 from collections.abc import Iterator
 
 from blocks import registry
-from blocks.families import BOTH_DIRECTIONS, AbstractMixer, AbstractPosition, AbstractStack, Direction, Hook
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractInit,
+    AbstractMixer,
+    AbstractPlacement,
+    AbstractPosition,
+    AbstractStack,
+    Direction,
+    Hook,
+)
 from blocks.model import ModelConfig
 from search_space import domains
 from search_space.space import OneOf, Space, derive
@@ -30,6 +39,8 @@ def causal(family: type) -> dict[str, type]:
 
 MIXERS = causal(AbstractMixer)
 POSITIONS = causal(AbstractPosition)
+INITS = causal(AbstractInit)
+PLACEMENTS = causal(AbstractPlacement)
 
 
 def fits(mixer: type, position: type) -> bool:
@@ -57,7 +68,15 @@ def variants() -> Iterator[Changes]:
     for name, family in FAMILIES.items():
         if name not in ("mixer", "position"):
             for kind in causal(family):
-                yield {f"{name}.kind": kind}
+                yield with_placement({f"{name}.kind": kind})
+
+
+def with_placement(changes: Changes) -> Changes:
+    """The changes, with a placement that provides what the init rule they name needs."""
+    needs = INITS[str(changes.get("init.kind", "xavier"))].needs
+    if not needs:
+        return changes
+    return {**changes, "placement.kind": next(k for k, other in PLACEMENTS.items() if needs <= other.provides)}
 
 
 def some_values(domain: domains.Domain) -> tuple[domains.Scalar, ...]:
@@ -93,4 +112,4 @@ def label(changes: Changes) -> str:
 
 PAIRS = pairs(legal=True)
 BUILT = [*PAIRS, *variants()]
-OPTIONS = [with_position(changes) for changes in options()]
+OPTIONS = [with_placement(with_position(changes)) for changes in options()]

@@ -51,6 +51,9 @@ def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> 
     assert auxiliary.shape == ()
     assert y.isfinite().all()
     assert y.abs().max() > 0
+    if config.init.opens_later or config.placement.opens_later:
+        model = stirred(config)
+        y, auxiliary = model(tokens_for(config))
     (torch.nn.functional.cross_entropy(y.flatten(0, 1), tokens_for(config, seed=1).flatten()) + auxiliary).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} gets no gradient"

@@ -9,7 +9,8 @@ from torch import nn
 
 from blocks import registry
 from blocks.families import AbstractInit, Role
-from blocks.init import ScaledNormal, SmallInit, Xavier, initialise
+from blocks.init import initialise
+from blocks.inits.standard import ScaledNormal, SmallInit, Xavier
 from blocks.model import DecoderLM, ModelConfig
 
 Make = Callable[..., ModelConfig]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from blocks.norms import LAYERNORM_EPS, RMSNORM_EPS, LayerNorm, RMSNorm
+from blocks.norms.standard import LAYERNORM_EPS, RMSNORM_EPS, LayerNorm, RMSNorm
 
 
 def sample(seed: int = 0) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from blocks import registry
 from blocks.families import AbstractPlacement, Dims
 from blocks.ffn.relu import Relu
-from blocks.norms import LayerNormConfig
-from blocks.placement import Parallel, Post, Pre, Sandwich
+from blocks.norms.standard import LayerNormConfig
+from blocks.placements.normed import Parallel, Post, Pre, Sandwich
 
 DIMS = Dims(d_model=16, d_ff=32, layers=2, train_len=8, max_len=8)
 PLACEMENTS = registry.variants(AbstractPlacement)
