@@ -52,6 +52,7 @@ class Conditional(AbstractPosition):
         "Conditional Positional Encodings for Vision Transformers, section 3.2, Chu et al. 2021, arXiv:2102.10882"
     )
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    mixes_tokens: ClassVar[bool] = True
 
     width: int = choice(3, 5, 7, default=3, help="tokens the convolution spans, the token itself included")
 
