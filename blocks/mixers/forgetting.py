@@ -37,7 +37,7 @@ class ForgettingModule(MixerModule):
         super().__init__()
         self.shape = shape
         self.projections = HeadProjections(d_model, shape)
-        self.gate = linear(d_model, shape.heads, Role.KEY, bias=True)
+        self.gate = linear(d_model, shape.heads, Role.QUERY, bias=True)
         self.backends = {"attention": "reference (not sdpa: its bias would be rounded to the dtype of the values)"}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
