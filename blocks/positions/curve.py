@@ -21,9 +21,13 @@ class Curve(nn.Module):
         self.hidden = nn.Linear(1, hidden)
         self.out = nn.Linear(hidden, heads, bias=False)
         self.activation = activation
-        for weight in (self.hidden.weight, self.out.weight):
-            mark(weight, Role.BIAS_TABLE)
-        mark(self.hidden.bias, Role.BIAS)
+        for parameter, role in (
+            (self.hidden.weight, Role.BIAS_TABLE),
+            (self.hidden.bias, Role.BIAS),
+            (self.out.weight, Role.BIAS_TABLE),
+        ):
+            assert isinstance(parameter, nn.Parameter)
+            mark(parameter, role)
 
     def forward(self, x: Float[Tensor, "*A"]) -> Float[Tensor, "*A H"]:
         """In the precision of x."""

@@ -36,10 +36,10 @@ class KerpleModule(PositionModule):
 
     def __init__(self, heads: int, form: str) -> None:
         super().__init__()
-        start = _before_softplus(slopes(heads, torch.device("cpu")))
+        start = _before_softplus(slopes(heads, torch.get_default_device()))
         shape = torch.zeros(heads) if form == "power" else _before_softplus(torch.ones(heads))
-        self.raw_rate = mark(nn.Parameter(start.to(torch.empty(0).device)), Role.SCALAR)
-        self.raw_shape = mark(nn.Parameter(shape.to(torch.empty(0).device)), Role.SCALAR)
+        self.raw_rate = mark(nn.Parameter(start), Role.SCALAR)
+        self.raw_shape = mark(nn.Parameter(shape), Role.SCALAR)
         self.curve = _FORMS[form]
 
     def score_bias(self, n_query: int, n_key: int, start: int = 0) -> Float[Tensor, "H T S"]:

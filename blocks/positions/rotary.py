@@ -48,7 +48,8 @@ class Rotary(AbstractPosition):
 
     kind: ClassVar[str] = "rotary"
     paper: ClassVar[str] = (
-        "RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al. 2021, arXiv:2104.09864"
+        "RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al. 2021, arXiv:2104.09864; a larger base: "
+        "Effective Long-Context Scaling of Foundation Models, section 4.1, Xiong et al. 2023, arXiv:2309.16039"
     )
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
