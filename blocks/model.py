@@ -41,6 +41,7 @@ from blocks.families import (
 )
 from blocks.init import initialise, role_of
 from blocks.multipliers import Multiply, multiply_outputs
+from blocks.packing import runs
 from search_space.canon import seed_from
 from search_space.domains import choice, family, float_range, int_range
 
@@ -257,7 +258,10 @@ def linear_roles(mixer: AbstractMixer) -> frozenset[Role]:
     sizes = Dims(d_model=64, d_ff=64, layers=2, train_len=64, max_len=64, direction=direction)
     with torch.device("meta"):
         module = mixer.build(sizes)
-    return frozenset(role_of(name, part.weight) for name, part in module.named_modules() if isinstance(part, nn.Linear))
+    return frozenset(role_of(name, parameter)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        for parameter in (part.get_parameter("weight"),))
 
 
 def build_slot(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> MixerSlot:
@@ -428,6 +432,7 @@ class AbstractTokenModel(AbstractLayers):
         """Logits of whole sequences and the sum of the auxiliary losses."""
         if segments is not None:
             require_packing(self.config)
+            segments = runs(segments)
         x, auxiliary = self.through_layers(
             self._embed(tokens, live), lambda: Context(live=live, segments=segments, prefix=prefix), checkpointing
         )

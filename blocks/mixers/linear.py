@@ -13,7 +13,15 @@ from torch import Tensor
 from blocks.families import AbstractMixer, Context, Dims, HeadShape, Hook, MixerModule, PositionModule, Role, State
 from blocks.families import linear as linear_map
 from blocks.mixers import heads
-from blocks.ops.linear_attention import CHUNK, LinearNeeds, choose_linear_attention, chunked, empty_sums, recurrent
+from blocks.ops.linear_attention import (
+    CHUNK,
+    LinearNeeds,
+    choose_linear_attention,
+    chunked,
+    empty_sums,
+    packed,
+    recurrent,
+)
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -55,6 +63,8 @@ class LinearModule(MixerModule):
             alive = context.live[:, :, None, None]
             q, k = q * alive, k * alive
         rotated_q, rotated_k = position.rotate(q, k)
+        if context.segments is not None:
+            return self._join(packed(rotated_q, rotated_k, v, q, k, context.segments))
         return self._join(self.attend(rotated_q, rotated_k, v, q, k))
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -98,6 +108,7 @@ class Linear(AbstractMixer):
         "arXiv:2102.11174"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True
 
     heads: int = choice(1, 2, 4, 8, default=4, help="heads; the state holds heads x head_dim^2 numbers")
