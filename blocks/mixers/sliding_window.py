@@ -13,7 +13,7 @@ from blocks.families import (
     InfeasibleArchitecture,
     MixerModule,
 )
-from blocks.mixers import heads
+from blocks.mixers import attention_options, heads
 from blocks.mixers.softmax import Softmax
 from blocks.registry import register
 from search_space.domains import choice
@@ -44,6 +44,10 @@ class SlidingWindow(AbstractMixer):
     qk_norm: str = heads.qk_norm_field()
     attention_dropout: float = heads.attention_dropout_field()
     entropy_weight: float = heads.entropy_weight_field()
+    gate: str = attention_options.gate_field()
+    sink: str = attention_options.sink_field()
+    softcap: float = attention_options.softcap_field()
+    memory: int = attention_options.memory_field()
 
     def build(self, dims: Dims) -> MixerModule:
         return heads.AttentionModule(
@@ -55,14 +59,22 @@ class SlidingWindow(AbstractMixer):
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
             direction=dims.direction,
+            options=self._options(),
         )
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
+    def _options(self) -> attention_options.AttentionOptions:
+        return attention_options.AttentionOptions(
+            gate=self.gate, sink=self.sink, softcap=self.softcap, memory=self.memory
+        )
+
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         keys = heads.mean_visible(length, self.window) if causal else float(min(self.window, length))
-        return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
+        shape = self.head_shape()
+        added = self._options().flops_per_token(dims.d_model, shape)
+        return heads.projection_flops(dims.d_model, shape) + heads.score_flops(shape, keys) + added
 
     def canonical(self, dims: Dims) -> AbstractMixer:
         if self.window < dims.max_len:
@@ -74,6 +86,10 @@ class SlidingWindow(AbstractMixer):
             qk_norm=self.qk_norm,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            gate=self.gate,
+            sink=self.sink,
+            softcap=self.softcap,
+            memory=self.memory,
         )
 
     def check(self, dims: Dims) -> None:

@@ -162,13 +162,21 @@ class AttentionNeeds:
 
     weights: bool = False
     """Whether the weights themselves are used."""
+    shaped: bool = False
+    """Whether logits are capped, or rows have entries beside the keys."""
+
+
+def _fused_refuses(needs: AttentionNeeds) -> str:
+    if needs.weights:
+        return "fused kernels return no attention weights"
+    return "fused kernels take no cap, sink or memory" if needs.shaped else ""
 
 
 _BACKENDS: tuple[Backend[AttentionOp, AttentionNeeds], ...] = (
     Backend(
         name="sdpa",
         run=sdpa_attention,
-        refuses=lambda needs: "fused kernels return no attention weights" if needs.weights else "",
+        refuses=_fused_refuses,
     ),
     Backend(name="reference", run=reference_attention, refuses=lambda needs: ""),
 )
