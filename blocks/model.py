@@ -40,6 +40,7 @@ from blocks.families import (
     mark,
 )
 from blocks.init import initialise, role_of
+from blocks.legality import check_reach, check_traits
 from blocks.multipliers import Multiply, multiply_outputs
 from blocks.packing import runs
 from search_space.canon import seed_from
@@ -124,8 +125,8 @@ class ModelConfig:
         self._check_directions("model.premixer", AbstractPremixer, self.premixer)
         self._check_directions("model.position", AbstractPosition, self.position)
         self._check_directions("model.ffn", AbstractFFN, self.ffn)
-        self._check_reach()
-        self._check_traits()
+        check_reach(self.placement, self.ffn, self.layer_mixers(), self._path_of)
+        check_traits(self.init, self.placement)
         for direction in sorted(self.stack.directions):
             self.ffn.check(self.dims(direction))
         self.placement.check(self)
@@ -156,38 +157,6 @@ class ModelConfig:
         raise InfeasibleArchitecture(
             f"model.stack.kind={self.stack.kind!r} has {', '.join(sorted(missing))} layers, which "
             f"{path}.kind={block.kind!r} cannot serve; {path}.kind could be: {', '.join(capable) or 'none'}"
-        )
-
-    def _check_reach(self) -> None:
-        """Refuse placements whose inner norms find no linear map to stand at."""
-        where = f"model.placement.kind={self.placement.kind!r} puts norms at the"
-        if Role.FFN_OUT in self.placement.reaches and self.ffn.grows and not self.ffn.dense:
-            dense = [kind for kind, other in registry.variants(AbstractFFN).items() if other.dense]
-            raise InfeasibleArchitecture(
-                f"{where} output map inside the FFN, of which model.ffn.kind={self.ffn.kind!r} has many or none; "
-                f"FFNs that have one: {', '.join(dense)}"
-            )
-        wanted = self.placement.reaches - {Role.FFN_OUT}
-        for mixer in dict.fromkeys(self.layer_mixers()) if wanted else ():
-            missing = wanted - linear_roles(mixer)
-            if missing:
-                raise InfeasibleArchitecture(
-                    f"{where} {', '.join(sorted(wanted))} maps inside the mixer, and {self._path_of(mixer)}.kind="
-                    f"{mixer.kind!r} has no {', '.join(sorted(missing))} map; use model.mixer.kind='softmax', or "
-                    f"model.placement.kind='pre'"
-                )
-
-    def _check_traits(self) -> None:
-        """Refuse init rules whose constants were derived for another placement."""
-        if self.init.needs <= self.placement.provides:
-            return
-        capable = [
-            kind for kind, other in registry.variants(AbstractPlacement).items() if self.init.needs <= other.provides
-        ]
-        raise InfeasibleArchitecture(
-            f"model.init.kind={self.init.kind!r} is derived for layers with {', '.join(sorted(self.init.needs))}, "
-            f"which model.placement.kind={self.placement.kind!r} does not provide; "
-            f"placements that do: {', '.join(capable)}"
         )
 
     def _path_of(self, mixer: AbstractMixer) -> str:
@@ -249,19 +218,6 @@ def _offers(mixer: type) -> frozenset[Hook]:
 
 
 LayerBuilder = Callable[[ModelConfig, AbstractMixer, int], nn.Module]
-
-
-@functools.cache
-def linear_roles(mixer: AbstractMixer) -> frozenset[Role]:
-    """Roles of the linear maps inside a mixer's module."""
-    direction = min(mixer.directions)
-    sizes = Dims(d_model=64, d_ff=64, layers=2, train_len=64, max_len=64, direction=direction)
-    with torch.device("meta"):
-        module = mixer.build(sizes)
-    return frozenset(role_of(name, parameter)
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Linear)
-        for parameter in (part.get_parameter("weight"),))
 
 
 def build_slot(config: ModelConfig, mixer: AbstractMixer, layer: int = 0) -> MixerSlot:

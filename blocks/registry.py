@@ -13,7 +13,7 @@ from search_space.space import unknown
 
 Config = TypeVar("Config", bound=type[Any])
 
-_VARIANTS: dict[type, dict[str, type]] = {}
+_VARIANTS: dict[type, dict[str, type[Any]]] = {}
 _PACKAGES = ("mixers", "premixers", "positions", "ffn", "norms", "placements", "inits")
 _MODULES = ("pattern", "residual", "hyper_connections", "stacks", "encoder_decoder")
 
@@ -43,7 +43,7 @@ def family_of(config: type) -> type:
     return family
 
 
-def variants(family: type) -> Mapping[str, type]:
+def variants(family: type) -> Mapping[str, type[Any]]:
     """Registered config classes of a family by kind, in alphabetical order."""
     _load_builtin()
     return dict(sorted(_VARIANTS.get(family, {}).items()))

@@ -24,6 +24,8 @@ WIDEST = 4096
 FFN_STEPS = (8, 4, 2, 1)
 """The grid of d_ff, coarse first: a finer one only where the coarser cannot land within tolerance."""
 NARROWEST_FFN = 8
+NEAR = math.log(1.12)
+"""Distance of a d_ff from the one asked for, as a logarithm, that ends the search for a nearer one."""
 NEIGHBOURS = 3
 """How many widths on either side of the ideal one are tried."""
 START_WIDTH = 128
@@ -86,7 +88,7 @@ def solve(
     raise InfeasibleArchitecture(
         f"model.size: no d_model in steps of {WIDTH_STEP} with a d_ff of at least {NARROWEST_FFN} brings {measure} "
         f"within {tolerance:.0%} of {target:g}; the smallest model of this point has {smallest:g}; "
-        f"raise the target, or use fewer layers or heads"
+        f"raise the target or use fewer layers or heads; where that is too small, use more of them"
     )
 
 
@@ -118,19 +120,21 @@ def _lagrange(width: int) -> list[float]:
 
 
 def _best(draft: ModelConfig, evaluate: Evaluate, target: float, tolerance: float) -> tuple[int, int] | None:
-    """Among the widths around the ideal one, the (d_model, d_ff) within tolerance whose FFN is most naturally wide."""
+    """Among the widths around the ideal one, the (d_model, d_ff) within tolerance whose FFN is most naturally wide.
+
+    Finer grids are tried until one holds an FFN that is nearly as wide as asked.
+    """
+    fits = []
     for width_step in WIDTH_STEPS:
         widths = list(_widths(draft, evaluate, target, width_step))
         for step in FFN_STEPS if draft.ffn.grows else FFN_STEPS[:1]:
-            fits = []
             for d_model in widths:
                 d_ff = _matching_d_ff(draft, evaluate, target, d_model, step)
                 if d_ff and _misses(evaluate(d_model, d_ff), target) <= tolerance:
                     fits.append((abs(math.log(d_ff / _natural_d_ff(draft, d_model))), d_model, d_ff))
-            if fits:
-                _, d_model, d_ff = min(fits)
-                return d_model, d_ff
-    return None
+            if fits and min(fits)[0] <= NEAR:
+                return min(fits)[1:]
+    return min(fits)[1:] if fits else None
 
 
 def _widths(draft: ModelConfig, evaluate: Evaluate, target: float, step: int) -> Iterator[int]:

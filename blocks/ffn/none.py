@@ -23,9 +23,13 @@ class NoneConfig(AbstractFFN):
         "Augmenting Self-attention with Persistent Memory, Sukhbaatar et al. 2019, section 3, arXiv:1907.01470"
     )
     width_factor: ClassVar[float] = 1.0
-    expansion: ClassVar[float] = 1.0
     grows: ClassVar[bool] = False
     dense: ClassVar[bool] = False
+
+    @property
+    def expansion(self) -> float:  # type: ignore[override]
+        """Nothing grows with it."""
+        return 1.0
 
     def build(self, dims: Dims) -> nn.Module:
         return NoFFN()

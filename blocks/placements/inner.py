@@ -13,14 +13,14 @@ BuildNorm = Callable[[int], nn.Module]
 def norm_inputs(branch: nn.Module, role: Role, build_norm: BuildNorm) -> None:
     """Give every linear map of this role in the branch a norm on its input."""
     for linear in linears(branch, role):
-        linear.input_norm = build_norm(linear.in_features)
+        linear.add_module("input_norm", build_norm(linear.in_features))
         linear.register_forward_pre_hook(_normed_input)
 
 
 def norm_outputs(branch: nn.Module, role: Role, build_norm: BuildNorm) -> None:
     """Give every linear map of this role in the branch a norm on its output."""
     for linear in linears(branch, role):
-        linear.output_norm = build_norm(linear.out_features)
+        linear.add_module("output_norm", build_norm(linear.out_features))
         linear.register_forward_hook(_normed_output)
 
 
@@ -32,8 +32,8 @@ def linears(branch: nn.Module, role: Role) -> Iterator[nn.Linear]:
 
 
 def _normed_input(linear: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (linear.input_norm(args[0]),)
+    return (linear.get_submodule("input_norm")(args[0]),)
 
 
 def _normed_output(linear: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    return linear.output_norm(output)
+    return linear.get_submodule("output_norm")(output)

@@ -26,6 +26,7 @@ def attention_space() -> Space:
             "layers": {"low": 2, "high": 6},
             "d_model": 128,
             "premixer": list(registry.variants(AbstractPremixer)),
+            "ffn": [kind for kind, ffn in registry.variants(AbstractFFN).items() if ffn.grows],
         },
     )
 
@@ -59,12 +60,13 @@ def test_solved_sizes_land_within_one_percent(small: Make, measure: str, target:
     assert sum(p.numel() for p in config.build(seed=0, device="meta").parameters()) == built.params
 
 
-@pytest.mark.parametrize("kind", registry.variants(AbstractFFN))
+@pytest.mark.parametrize("kind", [kind for kind, ffn in registry.variants(AbstractFFN).items() if ffn.grows])
 @pytest.mark.parametrize("expansion", [2.0, 3.0, 4.0])
 def test_solved_ffns_are_nearly_as_wide_as_asked(small: Make, kind: str, expansion: float) -> None:
     changes = {"ffn.kind": kind, f"ffn.{kind}.expansion": expansion, "layers": 4}
     config = size.solve(point_of(small(changes)), measure="params", target=2e6, **CONTEXT)
-    assert config.d_ff / config.d_model == pytest.approx(expansion * config.ffn.width_factor, rel=0.15)
+    assert config.d_ff == pytest.approx(config.ffn.natural_width(config.d_model), rel=0.15)
+    assert config.ffn.expansion == expansion
 
 
 def test_a_given_width_gets_the_ffn_of_equal_parameters(small: Make) -> None:
@@ -73,6 +75,21 @@ def test_a_given_width_gets_the_ffn_of_equal_parameters(small: Make) -> None:
         config = size.sized(plain, **CONTEXT)
         assert config.d_model == 96
         assert config.d_ff == 8 * round(3 * factor * 96 / 8)
+
+
+@pytest.mark.parametrize("target", [3e5, 1e6, 3e6])
+def test_without_an_ffn_finer_widths_make_up_for_the_missing_knob(small: Make, target: float) -> None:
+    config = size.solve(point_of(small({"ffn.kind": "none", "layers": 4})), measure="params", target=target, **CONTEXT)
+    assert abs(cost.count_parameters(config).total / target - 1) <= 0.01
+
+
+def test_experts_can_be_sized_by_what_a_token_uses(small: Make) -> None:
+    changes = {"ffn.kind": "moe", "ffn.moe.experts": 8, "layers": 4}
+    config = size.solve(point_of(small(changes)), measure="active_params", target=1e6, **CONTEXT)
+    found = cost.measure(config, 64)
+    assert abs(found.active_params / 1e6 - 1) <= 0.01
+    experts = 3 * config.d_model * config.d_ff * config.layers
+    assert found.params - found.active_params == (8 - 2) * experts
 
 
 def test_a_target_below_the_smallest_model_is_refused_with_its_size(small: Make) -> None:
