@@ -28,7 +28,8 @@ from blocks.families import (
 )
 from blocks.ffn.none import NoFFN
 from blocks.init import role_of
-from blocks.model import AbstractLayers, ModelConfig, build_blocks, build_final_norm, build_slot
+from blocks.model import AbstractLayers, ModelConfig, build_blocks, build_branch_end, build_final_norm, build_slot
+from blocks.multipliers import multiply_outputs
 from blocks.pointer import PointerHead
 from blocks.registry import register
 from blocks.stacks import Encoder
@@ -43,12 +44,14 @@ class CrossLayer(nn.Module):
         dims = config.dims()
         ffn = config.ffn.build(dims)
         self.routed = isinstance(ffn, RoutedFFN)
-        branches = [build_slot(config, mixer, layer), CrossAttention(config.d_model, mixer.head_shape())]
+        shape = mixer.head_shape()
+        cross = CrossAttention(config.d_model, shape)
+        multiply_outputs(cross, Role.QUERY, config.init.query_multiplier(shape.head_dim))
+        branches: list[nn.Module] = [build_slot(config, mixer, layer), cross]
         branches += [] if isinstance(ffn, NoFFN) else [ffn]
         self.sublayers = nn.ModuleList()
         for branch in branches:
-            dropout = nn.Dropout(config.residual_dropout)
-            placed = config.placement.sublayer(dims, layer, config.norm, branch, dropout)
+            placed = config.placement.sublayer(dims, layer, config.norm, branch, build_branch_end(config))
             assert placed is not None, "EncoderDecoder.check refuses placements that place no single sublayers"
             self.sublayers.append(placed)
 
@@ -163,6 +166,7 @@ class EncoderDecoderLM(nn.Module):
     ) -> Float[Tensor, "B T W"]:
         x = self.decoder.final_norm(x)
         logits = F.linear(x, self.embedding) if self.config.tied else self.head(x)
+        logits = logits * self.decoder.logit_multiplier
         if self.pointer is None:
             return logits
         assert memory is not None, "a pointer-copy head needs the source"
