@@ -7,8 +7,8 @@ from typing import ClassVar
 from blocks.families import AbstractPosition, Dims, HeadShape, Hook, InfeasibleArchitecture, PositionModule
 from blocks.ops.turning import highest_frequencies
 from blocks.positions.none import NoPosition
-from blocks.positions.rotary import Rotary, require_even
-from blocks.positions.turning import TurningModule, base_field
+from blocks.positions.rotary import BASE, Rotary, require_even
+from blocks.positions.turning import TurningModule
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -26,16 +26,15 @@ class PRope(AbstractPosition):
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     kept: float = choice(0.25, 0.5, 0.75, default=0.75, help="share of the frequencies that stays, the highest ones")
-    base: float = base_field()
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
-        frequencies = partial(highest_frequencies, heads.head_dim, self.base, int(self.kept * heads.head_dim / 2))
+        frequencies = partial(highest_frequencies, heads.head_dim, BASE, int(self.kept * heads.head_dim / 2))
         return TurningModule(frequencies, frequencies)
 
     def canonical(self, dims: Dims) -> AbstractPosition:
         if self.kept == 0:
             return NoPosition()
-        return Rotary(base=self.base) if self.kept == 1 else self
+        return Rotary() if self.kept == 1 else self
 
     def check(self, dims: Dims, heads: HeadShape) -> None:
         require_even(self.kind, heads)

@@ -7,8 +7,8 @@ from typing import ClassVar
 from blocks.families import AbstractPosition, Dims, HeadShape, Hook, InfeasibleArchitecture, PositionModule
 from blocks.ops.turning import plain_frequencies
 from blocks.positions.none import NoPosition
-from blocks.positions.rotary import Rotary
-from blocks.positions.turning import TurningModule, base_field
+from blocks.positions.rotary import BASE, Rotary
+from blocks.positions.turning import TurningModule
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -26,18 +26,17 @@ class RopePartial(AbstractPosition):
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     fraction: float = choice(0.25, 0.5, 0.75, default=0.25, help="share of each head's channels that is rotated")
-    base: float = base_field()
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
         if self._width(heads) == 0:
             return PositionModule()
-        frequencies = partial(plain_frequencies, self._width(heads), self.base)
+        frequencies = partial(plain_frequencies, self._width(heads), BASE)
         return TurningModule(frequencies, frequencies)
 
     def canonical(self, dims: Dims) -> AbstractPosition:
         if self.fraction == 0:
             return NoPosition()
-        return Rotary(base=self.base) if self.fraction == 1 else self
+        return Rotary() if self.fraction == 1 else self
 
     def check(self, dims: Dims, heads: HeadShape) -> None:
         width = self.fraction * heads.head_dim

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blocks.families import PositionModule
 from blocks.ops.turning import turned
+from blocks.positions.rotary import BASE
 from search_space.domains import choice
 
 Frequencies = Callable[[torch.device, torch.dtype], Tensor]
@@ -22,7 +23,7 @@ def base_field() -> Any:
         10000.0,
         100000.0,
         500000.0,
-        default=10000.0,
+        default=BASE,
         opt_in=True,
         help="ratio of the slowest to the fastest wavelength, nearly; larger suits longer sequences",
     )

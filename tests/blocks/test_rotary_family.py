@@ -45,7 +45,6 @@ def rotated(config: AbstractPosition, training: bool = False) -> tuple[Tensor, T
 @pytest.mark.parametrize(("config", "simpler"), [
     (RopePartial(fraction=0.0), NoPosition()),
     (RopePartial(fraction=1.0), Rotary()),
-    (RopePartial(fraction=1.0, base=500000.0), Rotary(base=500000.0)),
     (PRope(kept=0.0), NoPosition()),
     (PRope(kept=1.0), Rotary()),
     (NopeLayers(every=1), NoPosition()),
