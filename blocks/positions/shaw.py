@@ -40,13 +40,13 @@ class ShawModule(PositionModule):
         super().__init__()
         self.farthest = farthest
         self.direction = direction
-        self.table = mark(nn.Parameter(torch.zeros(row_count(farthest, direction), head_dim)), Role.BIAS_TABLE)
+        self.relative_keys = mark(nn.Parameter(torch.zeros(row_count(farthest, direction), head_dim)), Role.BIAS_TABLE)
 
     def content_bias(
         self, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int = 0
     ) -> Float[Tensor, "B H T S"]:
         row = clipped_rows(q.shape[1], k.shape[1], start, self.farthest, self.direction, q.device)
-        return by_pair(against_rows(q, self.table[:, None]) * q.shape[3] ** -0.5, row)
+        return by_pair(against_rows(q, self.relative_keys[:, None]) * q.shape[3] ** -0.5, row)
 
 
 @register

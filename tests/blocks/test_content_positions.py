@@ -89,7 +89,9 @@ def test_shaw_adds_a_vector_per_clipped_distance_to_each_key() -> None:
         q, k = queries_and_keys()
         both = dims is BOTH
         row = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).clamp(-8 if both else 0, 8) + (8 if both else 0)
-        keys = rearrange(k.repeat_interleave(2, dim=2), "B S H K -> B 1 S H K") + position.table[row][:, :, None]
+        keys = (
+            rearrange(k.repeat_interleave(2, dim=2), "B S H K -> B 1 S H K") + position.relative_keys[row][:, :, None]
+        )
         expected = torch.einsum("bthk,btshk->bhts", q, keys) / 4
         torch.testing.assert_close(logits(position, q, k), expected, rtol=1e-10, atol=1e-10)
 
