@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from blocks import registry
 from blocks.families import (
@@ -108,6 +111,19 @@ def options() -> Iterator[Changes]:
 
 def label(changes: Changes) -> str:
     return ",".join(f"{path.removesuffix('.kind')}={value}" for path, value in changes.items())
+
+
+def is_first(changes: Changes) -> bool:
+    """False for a pair that only the slow tier tries: neither with softmax nor with the mixer's richest scheme."""
+    if changes.keys() != {"mixer.kind", "position.kind"}:
+        return True
+    mixer = changes["mixer.kind"]
+    return mixer == "softmax" or changes == with_position({"mixer.kind": mixer})
+
+
+def tiered(cases: list[Changes]) -> list[Any]:
+    """The cases, all but the first ones marked slow: pairs grow with the product of both families."""
+    return [changes if is_first(changes) else pytest.param(changes, marks=pytest.mark.slow) for changes in cases]
 
 
 PAIRS = pairs(legal=True)
