@@ -34,6 +34,7 @@ class Based(AbstractMixer):
         "arXiv:2402.18668"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    packs: ClassVar[bool] = True
 
     heads: int = choice(1, 2, 4, 8, default=4, help="heads")
     head_dim: int = choice(

@@ -43,6 +43,7 @@ class Cosformer(AbstractMixer):
     kind: ClassVar[str] = "cosformer"
     paper: ClassVar[str] = "cosFormer: Rethinking Softmax in Attention, Qin et al. 2022, arXiv:2202.08791"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

@@ -9,7 +9,16 @@ from torch.nn import functional as F
 
 from blocks.families import Context, HeadShape, MixerModule, PositionModule, Role, State, linear
 from blocks.mixers import heads
-from blocks.mixers.recurrence import UNIT_EPS, InnerConvolution, Projections, masked, rotated, split_heads
+from blocks.mixers.recurrence import (
+    UNIT_EPS,
+    InnerConvolution,
+    Projections,
+    Segments,
+    decays_within,
+    masked,
+    rotated,
+    split_heads,
+)
 from blocks.ops.delta_rule import CHANNEL_CHUNK, CHUNK, DeltaNeeds, choose_delta_rule, chunked, delta_flops, recurrent
 from blocks.ops.gated_scan import empty_state
 from search_space.domains import choice
@@ -69,7 +78,7 @@ class DeltaModule(MixerModule):
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         x = masked(x, context.live)
-        (q, k, v, strength, log_decay), _ = self._inputs(x, {}, position, 0)
+        (q, k, v, strength, log_decay), _ = self._inputs(x, {}, position, 0, context.segments)
         if context.live is not None:
             alive = context.live[:, :, None]
             q, strength = q * alive[..., None], strength * alive
@@ -83,23 +92,23 @@ class DeltaModule(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        inputs, kept = self._inputs(x, state, position, start)
+        inputs, kept = self._inputs(x, state, position, start, None)
         run = recurrent if x.shape[1] == 1 else chunked
         mixed, after = run(*inputs, state["state"])
         return self.output(mixed, x), {"state": after, **kept}
 
     def _inputs(
-        self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
+        self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int, segments: Segments
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], State]:
         """Queries, keys, values, strengths and log decays, and what the convolution keeps."""
         parts = self.project.flat(x)
-        joined, kept = self.convolve(torch.cat(parts, dim=-1), state)
+        joined, kept = self.convolve(torch.cat(parts, dim=-1), state, segments)
         q, k, v = (split_heads(y, self.shape.heads) for y in joined.split([part.shape[-1] for part in parts], dim=-1))
         wide = torch.promote_types(v.dtype, torch.float32)
         q, k = (F.normalize(y.to(wide), dim=-1, eps=UNIT_EPS) for y in (q, k))
         q, k = rotated(q, k, position, start)
         strength = self.strongest * torch.sigmoid(self.strength(x).to(wide))
-        return (q * self.shape.head_dim**-0.5, k, v, strength, self.decay(x)), kept
+        return (q * self.shape.head_dim**-0.5, k, v, strength, decays_within(self.decay(x), segments)), kept
 
 
 def mixed_flops(

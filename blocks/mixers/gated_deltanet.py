@@ -35,6 +35,7 @@ class GatedDeltanet(AbstractMixer):
         "State-Tracking in Linear RNNs Through Negative Eigenvalues, Grazzi et al. 2024, arXiv:2411.12537"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

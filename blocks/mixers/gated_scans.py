@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from blocks.families import Context, HeadShape, MixerModule, PositionModule, State
 from blocks.mixers import heads
-from blocks.mixers.recurrence import Projections, masked, rotated
+from blocks.mixers.recurrence import Projections, decays_within, masked, rotated
 from blocks.ops.gated_scan import (
     CHANNEL_CHUNK,
     CHUNK,
@@ -47,7 +47,7 @@ class GatedScanModule(MixerModule):
         q, k, v, log_decay = self._gated(x, position, 0)
         if context.live is not None:
             k, log_decay = _skipped(context.live, k), _skipped(context.live, log_decay)
-        return self.output(self.scan(q, k, v, log_decay), x)
+        return self.output(self.scan(q, k, v, decays_within(log_decay, context.segments)), x)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         return {"state": empty_state(batch, self.shape.heads, self.shape.head_dim, self.value_dim, device, dtype)}

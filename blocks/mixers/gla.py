@@ -44,6 +44,7 @@ class Gla(AbstractMixer):
         "Gated Linear Attention Transformers with Hardware-Efficient Training, Yang et al. 2023, arXiv:2312.06635"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

@@ -53,6 +53,7 @@ class Hgrn2(AbstractMixer):
     kind: ClassVar[str] = "hgrn2"
     paper: ClassVar[str] = "HGRN2: Gated Linear RNNs with State Expansion, Qin et al. 2024, arXiv:2404.07904"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

@@ -49,6 +49,7 @@ class Kda(AbstractMixer):
     kind: ClassVar[str] = "kda"
     paper: ClassVar[str] = "Kimi Linear: An Expressive, Efficient Attention Architecture, 2025, arXiv:2510.26692"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

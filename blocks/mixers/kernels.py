@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from blocks.families import Context, HeadShape, MixerModule, PositionModule, Role, State, linear
 from blocks.mixers import heads
 from blocks.mixers.recurrence import Projections, rotated
-from blocks.ops.linear_attention import CHUNK, LinearNeeds, choose_linear_attention, chunked, empty_sums, recurrent
+from blocks.ops.linear_attention import (
+    CHUNK,
+    LinearNeeds,
+    choose_linear_attention,
+    chunked,
+    empty_sums,
+    packed,
+    recurrent,
+)
 
 
 class KernelModule(MixerModule):
@@ -35,6 +43,8 @@ class KernelModule(MixerModule):
         q, k, v = self._features(x, position, 0)
         if context.live is not None:
             q, k = (torch.where(context.live[:, :, None, None], y, 0.0) for y in (q, k))
+        if context.segments is not None:
+            return self._join(packed(q, k, v, q, k, context.segments))
         return self._join(self.attend(q, k, v, q, k))
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:

@@ -56,7 +56,7 @@ class Mamba2Module(MixerModule):
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         x = recurrence.masked(x, context.live)
-        (c, b, v, log_decay), _ = self._inputs(x, {})
+        (c, b, v, log_decay), _ = self._inputs(x, {}, context.segments)
         if context.live is not None:
             alive = context.live[:, :, None, None]
             b, v, log_decay = b * alive, v * alive, torch.where(alive, log_decay, 0.0)
@@ -69,19 +69,26 @@ class Mamba2Module(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        inputs, kept = self._inputs(x, state)
+        inputs, kept = self._inputs(x, state, None)
         run = recurrent if x.shape[1] == 1 else chunked
         mixed, after = run(*inputs, state["state"])
         return self._join(mixed, inputs[2], x), {"state": after, **kept}
 
-    def _inputs(self, x: Float[Tensor, "B T D"], state: State) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], State]:
+    def _inputs(
+        self, x: Float[Tensor, "B T D"], state: State, segments: recurrence.Segments
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], State]:
         """C, dt * B, v and log decays, per head, and what the convolution keeps."""
-        joined, kept = self.convolve(torch.cat([self.value(x), self.key(x), self.query(x)], dim=-1), state)
+        joined, kept = self.convolve(torch.cat([self.value(x), self.key(x), self.query(x)], dim=-1), state, segments)
         v, b, c = joined.split([self.heads * self.value_dim, self.state_dim, self.state_dim], dim=-1)
         logits = self.step_size(x)[..., None]
         steps = self.decay.steps(logits)
         b, c = (repeat(y, "B T K -> B T H K", H=self.heads) for y in (b, c))
-        return (c, steps * b, recurrence.split_heads(v, self.heads), self.decay(logits)), kept
+        return (
+            c,
+            steps * b,
+            recurrence.split_heads(v, self.heads),
+            recurrence.decays_within(self.decay(logits), segments),
+        ), kept
 
     def _join(
         self, mixed: Float[Tensor, "B T H V"], v: Float[Tensor, "B T H V"], x: Float[Tensor, "B T D"]
@@ -101,6 +108,7 @@ class Mamba2(AbstractMixer):
         "Dao and Gu 2024, arXiv:2405.21060"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = choice(8, 16, 32, 64, 128, default=64, help="value channels per head")

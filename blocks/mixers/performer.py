@@ -69,7 +69,8 @@ class PerformerModule(MixerModule):
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         nothing = torch.full((x.shape[0], 1, self.shape.heads), -torch.inf, device=x.device)
         inputs, _ = self._inputs(x, nothing, context.live)
-        return self._join(self.scan(*inputs), x)
+        q, k, v, log_decay = inputs
+        return self._join(self.scan(q, k, v, recurrence.decays_within(log_decay, context.segments)), x)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         heads, width = self.shape.heads, self.shape.head_dim
@@ -123,6 +124,7 @@ class Performer(AbstractMixer):
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Rethinking Attention with Performers, Choromanski et al. 2020, arXiv:2009.14794"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +17,10 @@ NORM_EPS = 1e-5
 """Added to the mean square of a head before its root."""
 UNIT_EPS = 1e-6
 """Least length by which a key is divided."""
+FORGET = -1e4
+"""A log decay whose exponential is zero."""
+Segments = Int[Tensor, "B T"] | None
+"""The document of each token where several are packed into a row."""
 
 
 def heads_field() -> Any:
@@ -51,6 +55,28 @@ def masked(x: Float[Tensor, "B T W"], live: Bool[Tensor, "B T"] | None) -> Float
     return x if live is None else x * live[:, :, None]
 
 
+def starts(segments: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True at the first token of every document but the first of a row."""
+    return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+
+
+def decays_within(log_decay: Float[Tensor, "B T H #K"], segments: Segments) -> Float[Tensor, "B T H #K"]:
+    """Log decays that clear the state where a document starts."""
+    return log_decay if segments is None else torch.where(starts(segments)[:, :, None, None], FORGET, log_decay)
+
+
+def packed_convolution(
+    x: Float[Tensor, "B T W"], taps: Float[Tensor, "W R"], segments: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T W"]:
+    """The short convolution of each document by itself, with zeros before its first token."""
+    width = taps.shape[1]
+    y = x * taps[:, width - 1]
+    for back in range(1, min(width, x.shape[1])):
+        same = (segments[:, back:] == segments[:, :-back])[:, :, None]
+        y = y + F.pad(x[:, :-back] * same, (0, 0, back, 0)) * taps[:, width - 1 - back]
+    return y
+
+
 def rotated(
     q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T H K"], position: PositionModule, start: int
 ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]]:
@@ -73,10 +99,14 @@ class InnerConvolution(nn.Module):
             taps[:, -1] = 1.0
             self.taps = mark(nn.Parameter(taps), Role.CONVOLUTION, fan_in=width, fan_out=width)
 
-    def forward(self, x: Float[Tensor, "B T W"], state: State) -> tuple[Float[Tensor, "B T W"], State]:
+    def forward(
+        self, x: Float[Tensor, "B T W"], state: State, segments: Segments
+    ) -> tuple[Float[Tensor, "B T W"], State]:
         """Outputs, and the state after the last token; `state` may be empty before the first."""
         if self.width == 1:
             return F.silu(x), {}
+        if segments is not None:
+            return F.silu(packed_convolution(x, self.taps, segments)), {}
         history = state.get("inputs", x.new_zeros(x.shape[0], self.width - 1, x.shape[2]))
         kept = torch.cat([history, x.to(history.dtype)], dim=1)[:, x.shape[1] :]
         return F.silu(short_convolution(x, self.taps, history)), {"inputs": kept}

@@ -35,6 +35,7 @@ class Retention(AbstractMixer):
         "Retentive Network: A Successor to Transformer for Large Language Models, Sun et al. 2023, arXiv:2307.08621"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = recurrence.head_dim_field()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,7 +65,7 @@ class Rwkv7Module(MixerModule):
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         x = recurrence.masked(x, context.live)
-        inputs, gate = self._inputs(x, x.new_zeros(x.shape[0], 1, x.shape[2]), context.live)
+        inputs, gate = self._inputs(x, x.new_zeros(x.shape[0], 1, x.shape[2]), context)
         return self._join(self.scan(*inputs), inputs, gate)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -77,16 +77,19 @@ class Rwkv7Module(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        inputs, gate = self._inputs(x, state["last"].to(x.dtype), None)
+        inputs, gate = self._inputs(x, state["last"].to(x.dtype), Context())
         run = recurrent if x.shape[1] == 1 else chunked
         mixed, after = run(*inputs, state["state"])
         return self._join(mixed, inputs, gate), {"state": after, "last": x[:, -1:].to(state["last"].dtype)}
 
     def _inputs(
-        self, x: Float[Tensor, "B T D"], last: Float[Tensor, "B 1 D"], live: Bool[Tensor, "B T"] | None
+        self, x: Float[Tensor, "B T D"], last: Float[Tensor, "B 1 D"], context: Context
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Float[Tensor, "B T W"]]:
         """What the scan takes, and the output gate."""
-        difference = torch.cat([last, x[:, :-1]], dim=1) - x
+        before, live = torch.cat([last, x[:, :-1]], dim=1), context.live
+        if context.segments is not None:
+            before = torch.where(recurrence.starts(context.segments)[:, :, None], 0.0, before)
+        difference = before - x
         for_query, for_decay, for_key, for_value, for_rate, for_gate = (x + difference * mix for mix in self.mix)
         wide = torch.promote_types(x.dtype, torch.float32)
         q, key, v = self.query(for_query), self.key(for_key), self.value(for_value)
@@ -95,8 +98,11 @@ class Rwkv7Module(MixerModule):
         gate = self.gate_up(torch.sigmoid(self.gate_down(for_gate)))
         removal = F.normalize(self._split((key * self.removal).to(wide)), dim=-1, eps=recurrence.UNIT_EPS)
         replacement = self._split(key * (1 + (rate - 1) * self.replacement))
+        if context.segments is not None:
+            # What is removed is read before the decay clears the state.
+            removal = torch.where(recurrence.starts(context.segments)[:, :, None, None], 0.0, removal)
         parts = (self._split(q), replacement, self._split(v), -removal, removal * self._split(rate))
-        log_decay = -FASTEST * torch.sigmoid(self._split(logits))
+        log_decay = recurrence.decays_within(-FASTEST * torch.sigmoid(self._split(logits)), context.segments)
         if live is None:
             return (*parts, log_decay), gate
         alive = live[:, :, None, None]
@@ -123,6 +129,7 @@ class Rwkv7(AbstractMixer):
     kind: ClassVar[str] = "rwkv7"
     paper: ClassVar[str] = 'RWKV-7 "Goose" with Expressive Dynamic State Evolution, Peng et al. 2025, arXiv:2503.14456'
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
     head_dim: int = choice(8, 16, 32, 64, default=32, help="channels per head; the state holds heads x head_dim^2")

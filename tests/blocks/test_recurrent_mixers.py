@@ -132,7 +132,7 @@ def test_mamba2_without_decay_or_skip_is_linear_attention_of_scaled_keys() -> No
     module.decay.log_rate.data.fill_(-1e4)
     module.skip.data.zero_()
     x = draw(2, LENGTH, 24)
-    (c, b, v, log_decay), _ = module._inputs(x, {})
+    (c, b, v, log_decay), _ = module._inputs(x, {}, None)
     assert log_decay.eq(0).all()
     mixed = torch.einsum("bthk,bshk,ts,bshv->bthv", c, b, torch.ones(LENGTH, LENGTH).tril(), v)
     torch.testing.assert_close(module(x, PLAIN, Context()), module._join(mixed, v, x), rtol=1e-4, atol=1e-5)
@@ -177,7 +177,7 @@ def test_kda_whose_channels_fade_alike_is_gated_deltanet() -> None:
 @pytest.mark.parametrize(("overshoot", "strongest"), [(False, 1.0), (True, 2.0)])
 def test_negative_eigenvalues_double_the_strength(overshoot: bool, strongest: float) -> None:
     module = built(dataclasses.replace(DELTANET, negative_eigenvalues=overshoot))
-    strength = module._inputs(100 * draw(2, LENGTH, 24), {}, PLAIN, 0)[0][3]
+    strength = module._inputs(100 * draw(2, LENGTH, 24), {}, PLAIN, 0, None)[0][3]
     assert strength.max().item() == pytest.approx(strongest)
     assert strength.min() >= 0
 
@@ -185,7 +185,7 @@ def test_negative_eigenvalues_double_the_strength(overshoot: bool, strongest: fl
 def test_rotation_keeps_the_keys_of_the_delta_rule_at_unit_length() -> None:
     module = built(DELTANET)
     position = Rotary().build(DIMS, DELTANET.head_shape())
-    k = module._inputs(draw(2, LENGTH, 24), {}, position, 0)[0][1]
+    k = module._inputs(draw(2, LENGTH, 24), {}, position, 0, None)[0][1]
     torch.testing.assert_close(k.norm(dim=-1), torch.ones(2, LENGTH, 2))
 
 
@@ -266,5 +266,5 @@ def test_flops_per_token_do_not_grow_with_length(mixer: AbstractMixer) -> None:
 def test_mamba2_equals_its_dense_form() -> None:
     module = built(MAMBA2)
     x = draw(2, 100, 24)
-    (c, b, v, log_decay), _ = module._inputs(x, {})
+    (c, b, v, log_decay), _ = module._inputs(x, {}, None)
     torch.testing.assert_close(module(x, PLAIN, Context()), module._join(scan(c, b, v, log_decay), v, x))
