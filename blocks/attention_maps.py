@@ -22,7 +22,7 @@ def attention_maps(model: AbstractLayers, calls: list[tuple[Any, ...]]) -> list[
     None for a layer whose mixer makes no values by a linear map of its own, or norms what it made of them. Sinks and
     gates count: rows may sum to less than one.
     """
-    maps = []
+    maps: list[Tensor | None] = []
     for slot, mixer, (x, position, context) in zip(model.slots, model.config.layer_mixers(), calls, strict=True):
         if not mixer.value_projection:
             maps.append(None)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -152,12 +152,12 @@ def _layer(
     live: Bool[Tensor, "B T"] | None,
 ) -> LayerDiagnosis:
     rows = stream.flatten(0, 1) if live is None else stream[live]
-    plain = {"rms": _rms(stream, live), "rank": effective_rank(rows), "dead_units": dead}
+    plain = LayerDiagnosis(rms=_rms(stream, live), rank=effective_rank(rows), dead_units=dead)
     if weights is None or weights.min() < -1e-6:
-        return LayerDiagnosis(**plain)
+        return plain
     weights = weights.clamp_min(0.0).float()
-    return LayerDiagnosis(
-        **plain,
+    return replace(
+        plain,
         entropy=_listed(_mean_rows(entropy(weights), live)),
         sink_share=_listed(sink_share(weights, live)),
         redundancy=_listed(redundancy(weights)),

@@ -51,10 +51,10 @@ def pack(documents: Sequence[Sequence[int]], length: int, padding: int = 0) -> P
     for row, indices in enumerate(rows):
         start = 0
         for segment, index in enumerate(indices):
-            document = torch.tensor(documents[index])
-            end = start + len(document)
-            tokens[row, start:end] = document
-            targets[row, start : end - 1] = document[1:]
+            words = torch.tensor(documents[index])
+            end = start + len(words)
+            tokens[row, start:end] = words
+            targets[row, start : end - 1] = words[1:]
             segments[row, start:end] = segment
             live[row, start:end] = True
             start = end
