@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks.families import AbstractMixer, Context, Dims, HeadShape, Hook, MixerModule, PositionModule, State
 from blocks.mixers import heads as attention
-from blocks.mixers.projections import HeadProjections
+from blocks.mixers.projections import join_heads, projections, split_heads
 from blocks.mixers.softmax import Softmax
 from blocks.ops.alignment import first_live, rolled
 from blocks.ops.attention import AttentionNeeds, choose_attention, visible_keys, weighted_values
@@ -34,7 +34,7 @@ class BlockLocalModule(MixerModule):
     def __init__(self, *, d_model: int, shape: HeadShape, block: int, earlier: int) -> None:
         super().__init__()
         self.shape, self.block, self.earlier = shape, block, earlier
-        self.projections = HeadProjections(d_model, shape)
+        self.query, self.key, self.value, self.out = projections(d_model, shape)
         self.scale = shape.head_dim**-0.5
         chosen = choose_attention(AttentionNeeds())
         self.attend = chosen.run
@@ -54,7 +54,7 @@ class BlockLocalModule(MixerModule):
         missing = -length % block
         alive = torch.ones(batch, length, dtype=torch.bool, device=x.device) if live is None else live
         alive = rearrange(F.pad(alive, (0, missing)), "B (N C) -> B N C", C=block)
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         q, k = position.rotate(q, k)
         q, k, v = (
             rearrange(F.pad(y, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> B N C H K", C=block) for y in (q, k, v)
@@ -63,7 +63,7 @@ class BlockLocalModule(MixerModule):
         # Positions bias by distance, so that one bias serves every block.
         bias = position.score_bias(block, (earlier + 1) * block, earlier * block)
         mixed = self.attend(q.flatten(0, 1), k, v, scale=self.scale, bias=bias, live=seen)
-        return self.projections.join(rearrange(mixed, "(B N) C H V -> B (N C) H V", B=batch)[:, :length])
+        return join_heads(self, rearrange(mixed, "(B N) C H V -> B (N C) H V", B=batch)[:, :length])
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         shape = (batch, self._kept(), self.shape.kv_heads, self.shape.head_dim)
@@ -72,7 +72,7 @@ class BlockLocalModule(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         joined = {name: torch.cat([state[name], new.to(state[name].dtype)], 1) for name, new in (("k", k), ("v", v))}
         unused = max(self._kept() - start, 0)
         keys, values = joined["k"][:, unused:].to(k.dtype), joined["v"][:, unused:].to(v.dtype)
@@ -84,7 +84,7 @@ class BlockLocalModule(MixerModule):
         near = key_block >= key_block[n_key - n_query :, None] - self.earlier
         weights = masked_softmax(logits, visible_keys(n_query, n_key, None, None, x.device) & near)
         kept = {name: rows[:, rows.shape[1] - self._kept() :] for name, rows in joined.items()}
-        return self.projections.join(weighted_values(weights, values)), kept
+        return join_heads(self, weighted_values(weights, values)), kept
 
     def _kept(self) -> int:
         """Tokens before it that the last token of a block sees."""
@@ -99,6 +99,7 @@ class BlockLocal(AbstractMixer):
     kind: ClassVar[str] = "block_local"
     paper: ClassVar[str] = "Image Transformer, Parmar et al. 2018, section 3.3, arXiv:1802.05751"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()
     queries_per_kv: int = attention.queries_per_kv_field()

@@ -22,7 +22,7 @@ from blocks.families import (
     mark,
 )
 from blocks.mixers import heads as attention
-from blocks.mixers.projections import HeadProjections, appended
+from blocks.mixers.projections import appended, join_heads, projections, split_heads
 from blocks.ops.attention import AttentionNeeds, choose_attention
 from blocks.registry import register
 from search_space.domains import choice
@@ -45,7 +45,7 @@ class DifferentialModule(MixerModule):
     def __init__(self, *, d_model: int, shape: HeadShape, layer: int) -> None:
         super().__init__()
         self.shape = shape
-        self.projections = HeadProjections(d_model, shape)
+        self.query, self.key, self.value, self.out = projections(d_model, shape)
         self.first_lambda = first_lambda(layer)
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
             mark(nn.Parameter(torch.randn(shape.head_dim) * LAMBDA_STD), Role.SCALAR) for _ in range(4)
@@ -56,7 +56,7 @@ class DifferentialModule(MixerModule):
         self.backends = {"attention": chosen.record}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         return self._difference(q, k, v, position, 0, context)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -66,7 +66,7 @@ class DifferentialModule(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         kept = {name: appended(state[name], new) for name, new in (("k", k), ("v", v))}
         keys, values = kept["k"].to(k.dtype), kept["v"].to(v.dtype)
         return self._difference(q, keys, values, position, start, Context()), kept
@@ -97,7 +97,7 @@ class DifferentialModule(MixerModule):
         wide = torch.promote_types(v.dtype, torch.float32)
         mixed = maps[0].to(wide) - self.weight_of_the_second().to(wide) * maps[1].to(wide)
         normed = nn.functional.rms_norm(mixed, mixed.shape[-1:], eps=NORM_EPS) * (1 - self.first_lambda)
-        return self.projections.join(normed.to(v.dtype))
+        return join_heads(self, normed.to(v.dtype))
 
 
 @register
@@ -108,6 +108,7 @@ class Differential(AbstractMixer):
     kind: ClassVar[str] = "differential"
     paper: ClassVar[str] = "Differential Transformer, Ye et al. 2024, arXiv:2410.05258"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = choice(2, 4, 8, default=4, help="key/value heads; an even number, since they work in pairs")
     queries_per_kv: int = attention.queries_per_kv_field()

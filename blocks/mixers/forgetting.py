@@ -21,10 +21,24 @@ from blocks.families import (
     linear,
 )
 from blocks.mixers import heads as attention
-from blocks.mixers.projections import HeadProjections, appended
+from blocks.mixers.projections import appended, join_heads, projections, split_heads
 from blocks.ops.attention import visible_keys, weighted_values
 from blocks.ops.scores import masked_softmax, scaled_logits
 from blocks.registry import register
+
+
+def forgotten(log_gate: Float[Tensor, "B S H"], n_query: int) -> Float[Tensor, "B H T S"]:
+    """The sum of log f over the tokens after each key, up to each query: the last T of S.
+
+    A difference of two long sums loses digits: they are kept in float64, as a coarse part whose difference is exact
+    to rounding, and what is left of it.
+    """
+    total = rearrange(log_gate.double().cumsum(1), "B S H -> B H S")
+    coarse = total.to(log_gate.dtype)
+    rest = (total - coarse).to(log_gate.dtype)
+    by_query = slice(log_gate.shape[1] - n_query, None)
+    far, near = (part[:, :, by_query, None] - part[:, :, None, :] for part in (coarse, rest))
+    return far + near
 
 
 class ForgettingModule(MixerModule):
@@ -36,7 +50,7 @@ class ForgettingModule(MixerModule):
     def __init__(self, *, d_model: int, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape
-        self.projections = HeadProjections(d_model, shape)
+        self.query, self.key, self.value, self.out = projections(d_model, shape)
         self.gate = linear(d_model, shape.heads, Role.QUERY, bias=True)
         self.backends = {"attention": "reference (not sdpa: its bias would be rounded to the dtype of the values)"}
 
@@ -44,7 +58,7 @@ class ForgettingModule(MixerModule):
         log_gate = self.log_gates(x)
         if context.live is not None:
             log_gate = log_gate.masked_fill(~context.live[:, :, None], 0.0)
-        return self._mix(*self.projections.split(x), log_gate.cumsum(1), position, 0, context.live)
+        return self._mix(*split_heads(self, x, self.shape), log_gate, position, 0, context.live)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         shape = (batch, 0, self.shape.kv_heads, self.shape.head_dim)
@@ -52,18 +66,17 @@ class ForgettingModule(MixerModule):
         return {
             "k": torch.zeros(shape, device=device, dtype=dtype),
             "v": torch.zeros(shape, device=device, dtype=dtype),
-            "forgotten": torch.zeros(batch, 0, self.shape.heads, device=device, dtype=wide),
+            "log_gate": torch.zeros(batch, 0, self.shape.heads, device=device, dtype=wide),
         }
 
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        q, k, v = self.projections.split(x)
-        before = state["forgotten"][:, -1:].sum(1, keepdim=True)
-        forgotten = before + self.log_gates(x).cumsum(1)
-        kept = {name: appended(state[name], new) for name, new in (("k", k), ("v", v), ("forgotten", forgotten))}
+        q, k, v = split_heads(self, x, self.shape)
+        new = {"k": k, "v": v, "log_gate": self.log_gates(x)}
+        kept = {name: appended(state[name], rows) for name, rows in new.items()}
         keys, values = kept["k"].to(k.dtype), kept["v"].to(v.dtype)
-        return self._mix(q, keys, values, kept["forgotten"], position, start, None), kept
+        return self._mix(q, keys, values, kept["log_gate"], position, start, None), kept
 
     def log_gates(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H"]:
         """log f of every token and query head, in float32 or wider."""
@@ -75,17 +88,15 @@ class ForgettingModule(MixerModule):
         q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S G K"],
         v: Float[Tensor, "B S G K"],
-        forgotten: Float[Tensor, "B S H"],
+        log_gate: Float[Tensor, "B S H"],
         position: PositionModule,
         start: int,
         live: Bool[Tensor, "B S"] | None,
     ) -> Float[Tensor, "B T D"]:
         q, k = position.rotate(q, k, start)
-        by_key = rearrange(forgotten, "B S H -> B H 1 S")
-        by_query = rearrange(forgotten[:, k.shape[1] - q.shape[1] :], "B T H -> B H T 1")
-        logits = scaled_logits(q, k, self.shape.head_dim**-0.5) + (by_query - by_key)
+        logits = scaled_logits(q, k, self.shape.head_dim**-0.5) + forgotten(log_gate, q.shape[1])
         weights = masked_softmax(logits, visible_keys(q.shape[1], k.shape[1], None, live, q.device))
-        return self.projections.join(weighted_values(weights, v))
+        return join_heads(self, weighted_values(weights, v))
 
 
 @register
@@ -99,6 +110,7 @@ class Forgetting(AbstractMixer):
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     """No bias on the logits: the gate is one already."""
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()
     queries_per_kv: int = attention.queries_per_kv_field()

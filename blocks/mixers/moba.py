@@ -67,11 +67,12 @@ class Moba(AbstractMixer):
     paper: ClassVar[str] = "MoBA: Mixture of Block Attention for Long-Context LLMs, Lu et al. 2025, arXiv:2502.13189"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """The choice of blocks goes by rotated keys and not by biases."""
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()
     queries_per_kv: int = attention.queries_per_kv_field()
     head_dim: int = attention.head_dim_field()
-    block: int = choice(8, 16, 32, 64, default=16, help="tokens per block")
+    block: int = choice(4, 8, 16, 32, 64, default=8, help="tokens per block")
     blocks: int = choice(2, 3, 4, 8, default=3, help="blocks each query sees, its own included")
 
     def build(self, dims: Dims) -> MixerModule:

@@ -21,7 +21,7 @@ from blocks.families import (
     State,
 )
 from blocks.mixers import heads as attention
-from blocks.mixers.projections import HeadProjections, appended
+from blocks.mixers.projections import appended, join_heads, projections, split_heads
 from blocks.ops.alignment import first_live, rolled
 from blocks.ops.precision import full_precision
 from blocks.ops.scores import masked_softmax, scaled_logits
@@ -139,7 +139,7 @@ class MultiscalePoolModule(MixerModule):
         super().__init__()
         self.shape, self.scales = shape, scales
         self.group = shape.heads // len(scales)
-        self.projections = HeadProjections(d_model, shape)
+        self.query, self.key, self.value, self.out = projections(d_model, shape)
         self.backends = {"attention": "reference (not sdpa: keys are pooled by block)"}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
@@ -151,12 +151,12 @@ class MultiscalePoolModule(MixerModule):
     def _whole(
         self, x: Float[Tensor, "B T D"], position: PositionModule, alive: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         mixed = [
             pooled_attention(q[:, :, heads], k[:, :, heads], v[:, :, heads], alive, position, heads, scale)
             for heads, scale in self._groups()
         ]
-        return self.projections.join(torch.cat(mixed, dim=2))
+        return join_heads(self, torch.cat(mixed, dim=2))
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         state: State = {}
@@ -170,7 +170,7 @@ class MultiscalePoolModule(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         mixed, following = [], State()
         for heads, scale in self._groups():
             unused = scale - 1 - start % scale
@@ -188,7 +188,7 @@ class MultiscalePoolModule(MixerModule):
                 kept = state[f"{scale}.recent_{name}"]
                 following[f"{scale}.recent_{name}"] = rows[:, rows.shape[1] - (scale - 1) :].to(kept.dtype)
                 following[f"{scale}.means_{name}"] = appended(state[f"{scale}.means_{name}"], mean)
-        return self.projections.join(torch.cat(mixed, dim=2)), following
+        return join_heads(self, torch.cat(mixed, dim=2)), following
 
     def _groups(self) -> list[tuple[slice, int]]:
         return [(slice(g * self.group, (g + 1) * self.group), scale) for g, scale in enumerate(self.scales)]
@@ -206,6 +206,7 @@ class MultiscalePool(AbstractMixer):
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """A block stands at the position of its last token; its keys are averaged before they are rotated."""
+    value_projection: ClassVar[bool] = True
 
     heads: int = choice(4, 8, default=4, help="heads, divided evenly over the resolutions")
     head_dim: int = attention.head_dim_field()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -15,28 +16,38 @@ from blocks.ops.attention import weighted_values
 Heads = tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T G K"], Float[Tensor, "B T G K"]]
 
 
-class HeadProjections(nn.Module):
-    """Queries, keys and values of every head, and the way back to the model width."""
+@runtime_checkable
+class Projecting(Protocol):
+    """A module with the four projections, under the names that softmax attention gives them."""
 
-    def __init__(self, d_model: int, shape: HeadShape) -> None:
-        super().__init__()
-        self.head_dim = shape.head_dim
-        self.query = linear(d_model, shape.heads * shape.head_dim, Role.QUERY)
-        self.key = linear(d_model, shape.kv_heads * shape.head_dim, Role.KEY)
-        self.value = linear(d_model, shape.kv_heads * shape.head_dim, Role.VALUE)
-        self.out = linear(shape.heads * shape.head_dim, d_model, Role.MIXER_OUT)
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    out: nn.Linear
 
-    def split(self, x: Float[Tensor, "B T D"]) -> Heads:
-        """Queries, keys and values by head."""
-        q, k, v = (
-            rearrange(project(x), "B T (H K) -> B T H K", K=self.head_dim)
-            for project in (self.query, self.key, self.value)
-        )
-        return q, k, v
 
-    def join(self, mixed: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T D"]:
-        """The heads side by side, mapped to the model width."""
-        return self.out(rearrange(mixed, "B T H V -> B T (H V)"))
+def projections(d_model: int, shape: HeadShape) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+    """The maps to queries, keys and values of every head, and back to the model width."""
+    return (
+        linear(d_model, shape.heads * shape.head_dim, Role.QUERY),
+        linear(d_model, shape.kv_heads * shape.head_dim, Role.KEY),
+        linear(d_model, shape.kv_heads * shape.head_dim, Role.VALUE),
+        linear(shape.heads * shape.head_dim, d_model, Role.MIXER_OUT),
+    )
+
+
+def split_heads(module: Projecting, x: Float[Tensor, "B T D"], shape: HeadShape) -> Heads:
+    """Queries, keys and values by head."""
+    q, k, v = (
+        rearrange(project(x), "B T (H K) -> B T H K", K=shape.head_dim)
+        for project in (module.query, module.key, module.value)
+    )
+    return q, k, v
+
+
+def join_heads(module: Projecting, mixed: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T D"]:
+    """The heads side by side, mapped to the model width."""
+    return module.out(rearrange(mixed, "B T H V -> B T (H V)"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +70,15 @@ class WeighedAttention(MixerModule):
     def __init__(self, *, d_model: int, shape: HeadShape, weigh: Weigh, reason: str) -> None:
         super().__init__()
         self.shape = shape
-        self.projections = HeadProjections(d_model, shape)
+        self.query, self.key, self.value, self.out = projections(d_model, shape)
         self.weigh = weigh
         self.backends = {"attention": f"reference (not sdpa: {reason})"}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         if context.live is None:
-            return self._mix(*self.projections.split(x), position, 0, None)
+            return self._mix(*split_heads(self, x, self.shape), position, 0, None)
         shift = first_live(context.live)
-        heads = self.projections.split(rolled(x, shift))
+        heads = split_heads(self, rolled(x, shift), self.shape)
         return rolled(self._mix(*heads, position, 0, rolled(context.live, shift)), -shift)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -77,7 +88,7 @@ class WeighedAttention(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        q, k, v = self.projections.split(x)
+        q, k, v = split_heads(self, x, self.shape)
         kept = {name: appended(state[name], new) for name, new in (("k", k), ("v", v))}
         return self._mix(q, kept["k"].to(k.dtype), kept["v"].to(v.dtype), position, start, None), kept
 
@@ -93,7 +104,7 @@ class WeighedAttention(MixerModule):
         q, k = position.rotate(q, k, start)
         bias = position.score_bias(q.shape[1], k.shape[1], start)
         weights = self.weigh(Scene(q=q, k=k, scale=self.shape.head_dim**-0.5, bias=bias, live=live))
-        return self.projections.join(weighted_values(weights, v))
+        return join_heads(self, weighted_values(weights, v))
 
 
 def appended(old: Tensor, new: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class SigmoidAttention(AbstractMixer):
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()
     queries_per_kv: int = attention.queries_per_kv_field()

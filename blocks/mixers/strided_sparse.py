@@ -52,6 +52,7 @@ class StridedSparse(AbstractMixer):
     kind: ClassVar[str] = "strided_sparse"
     paper: ClassVar[str] = "Generating Long Sequences with Sparse Transformers, Child et al. 2019, arXiv:1904.10509"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = choice(2, 4, 8, default=4, help="key/value heads; an even number, half of them for each pattern")
     queries_per_kv: int = attention.queries_per_kv_field()

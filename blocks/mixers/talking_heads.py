@@ -53,6 +53,7 @@ class TalkingHeads(AbstractMixer):
     paper: ClassVar[str] = "Talking-Heads Attention, Shazeer et al. 2020, arXiv:2003.02436"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = choice(2, 4, 8, default=4, help="key/value heads; at least two, so that there is something to mix")
     queries_per_kv: int = attention.queries_per_kv_field()

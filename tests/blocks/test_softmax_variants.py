@@ -14,7 +14,7 @@ from blocks.families import AbstractMixer, Context, HeadShape, Hook, InfeasibleA
 from blocks.mixers.differential import NORM_EPS, Differential, DifferentialModule, first_lambda
 from blocks.mixers.forgetting import Forgetting, ForgettingModule
 from blocks.mixers.heads import AttentionModule
-from blocks.mixers.projections import WeighedAttention
+from blocks.mixers.projections import WeighedAttention, join_heads, split_heads
 from blocks.mixers.sigmoid_attn import SigmoidAttention
 from blocks.mixers.talking_heads import TalkingHeads, TalkingRule
 from blocks.ops.attention import attention_weights, reference_attention, visible_keys
@@ -37,9 +37,8 @@ def plain_twin(module: MixerModule) -> AttentionModule:
     """Softmax attention with the projections of another mixer."""
     twin = SMALL_SOFTMAX.build(DIMS)
     assert isinstance(twin, AttentionModule)
-    projections = module.get_submodule("projections")
     for name in ("query", "key", "value", "out"):
-        twin.get_submodule(name).weight = projections.get_submodule(name).weight
+        twin.get_submodule(name).weight = module.get_submodule(name).weight
     return twin
 
 
@@ -57,20 +56,20 @@ def test_without_its_second_map_a_differential_head_is_softmax_attention_normali
     module = differential()
     monkeypatch.setattr(module, "weight_of_the_second", lambda: torch.zeros(()))
     x = draw(2, LENGTH, 24)
-    q, k, v = module.projections.split(x)
+    q, k, v = split_heads(module, x, module.shape)
     wide_values = torch.cat(v.chunk(2, dim=2), dim=-1)
     first = reference_attention(q[:, :, :2], k[:, :, :1], wide_values, scale=8**-0.5)
     normed = nn.functional.rms_norm(first, (16,), eps=NORM_EPS) * (1 - first_lambda(0))
-    torch.testing.assert_close(module(x, PLAIN, Context()), module.projections.join(normed), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(module(x, PLAIN, Context()), join_heads(module, normed), rtol=1e-5, atol=1e-5)
 
 
 def test_differential_weights_sum_to_one_minus_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every value one, a head is the sum of its weights before the norm, which is left out here."""
     module = differential()
     monkeypatch.setattr(nn.functional, "rms_norm", lambda mixed, shape, eps: mixed)
-    module.projections.value.weight.data.zero_()
-    module.projections.value.weight.data[:, -1] = 1.0
-    module.projections.out.weight.data = torch.eye(24, 32)
+    module.value.weight.data.zero_()
+    module.value.weight.data[:, -1] = 1.0
+    module.out.weight.data = torch.eye(24, 32)
     x = torch.cat([draw(2, LENGTH, 23), torch.ones(2, LENGTH, 1)], dim=-1)
     expected = (1 - module.weight_of_the_second()) * (1 - first_lambda(0))
     assert abs(expected.item() - 0.64) > 0.01
@@ -102,7 +101,7 @@ def test_differential_attention_equals_diffllama(layer: int) -> None:
         attn_implementation="eager",
     )
     theirs = DiffLlamaAttention(config, layer_idx=layer)
-    weights = {name[0]: module.projections.get_submodule(name).weight for name in ("query", "key", "value", "out")}
+    weights = {name[0]: module.get_submodule(name).weight for name in ("query", "key", "value", "out")}
     vectors = {name: module.get_parameter(name) for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")}
     theirs.load_state_dict({**{f"{name}_proj.weight": weight for name, weight in weights.items()}, **vectors})
     x = draw(2, LENGTH, 24)
@@ -142,9 +141,9 @@ def test_constant_gates_are_alibi() -> None:
 def test_forgetting_attention_equals_flash_linear_attention() -> None:
     module = forgetting()
     x = draw(2, LENGTH, 24)
-    q, k, v = module.projections.split(x)
+    q, k, v = split_heads(module, x, module.shape)
     mixed = fla_naive("forgetting_attn").naive_forgetting_attn(q, k, v, module.log_gates(x))
-    torch.testing.assert_close(module(x, PLAIN, Context()), module.projections.join(mixed), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(module(x, PLAIN, Context()), join_heads(module, mixed), rtol=1e-5, atol=1e-5)
 
 
 def test_forgetting_takes_no_second_bias() -> None:
@@ -159,9 +158,9 @@ def weighed(mixer: AbstractMixer) -> WeighedAttention:
 
 def attended(module: WeighedAttention, x: Tensor, theirs: nn.Module, bias: Tensor | None = None) -> Tensor:
     """What another implementation makes of this module's heads."""
-    q, k, v = (rows.transpose(1, 2) for rows in module.projections.split(x))
+    q, k, v = (rows.transpose(1, 2) for rows in split_heads(module, x, module.shape))
     k, v = (rows.repeat_interleave(2, dim=1) for rows in (k, v))
-    return module.projections.join(theirs(q, k, v, attn_bias=bias)[0].transpose(1, 2))
+    return join_heads(module, theirs(q, k, v, attn_bias=bias)[0].transpose(1, 2))
 
 
 def test_sigmoid_attention_equals_x_transformers_with_the_shift_as_a_bias() -> None:
@@ -174,11 +173,11 @@ def test_sigmoid_attention_equals_x_transformers_with_the_shift_as_a_bias() -> N
 def test_sigmoid_weights_are_decided_one_by_one() -> None:
     module, x = weighed(SIGMOID), draw(1, LENGTH, 24).double()
     module = module.double()
-    q, k, v = module.projections.split(x)
+    q, k, v = split_heads(module, x, module.shape)
     logits = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(2, 2)) * 8**-0.5
     weights = (1 / (1 + 64 * torch.exp(-logits))).tril()
     mixed = torch.einsum("bhts,bshv->bthv", weights, v.repeat_interleave(2, 2))
-    torch.testing.assert_close(module(x, PLAIN, Context()), module.projections.join(mixed))
+    torch.testing.assert_close(module(x, PLAIN, Context()), join_heads(module, mixed))
 
 
 def talking(mixes: str) -> tuple[WeighedAttention, TalkingRule]:
@@ -243,7 +242,7 @@ def test_flops_equal_the_counted(mixer: AbstractMixer) -> None:
 def test_attention_weights_of_the_twin_are_those_of_the_reference() -> None:
     """The twin used above is plain attention over the same projections."""
     module, x = forgetting(), draw(1, LENGTH, 24)
-    q, k, v = module.projections.split(x)
+    q, k, v = split_heads(module, x, module.shape)
     weights = attention_weights(q, k, scale=8**-0.5)
     mixed = torch.einsum("bhts,bshv->bthv", weights, v.repeat_interleave(2, 2))
-    torch.testing.assert_close(plain_twin(module)(x, PLAIN, Context()), module.projections.join(mixed))
+    torch.testing.assert_close(plain_twin(module)(x, PLAIN, Context()), join_heads(module, mixed))

@@ -14,7 +14,7 @@ from blocks.mixers.block_local import BlockLocal, BlockLocalModule
 from blocks.mixers.heads import AttentionModule
 from blocks.mixers.moba import Moba, chosen_blocks, mean_keys
 from blocks.mixers.multiscale_pool import MultiscalePool, MultiscalePoolModule
-from blocks.mixers.projections import HeadProjections, Scene
+from blocks.mixers.projections import Scene, join_heads, split_heads
 from blocks.mixers.strided_sparse import StridedSparse, sparse_pattern
 from blocks.mixers.topk import Topk
 from blocks.ops.attention import reference_attention, visible_keys, weighted_values
@@ -41,18 +41,12 @@ ALL_SEEING = (
 FEW = Dims(d_model=24, d_ff=48, layers=2, train_len=40, max_len=40)
 
 
-def projections_of(module: MixerModule) -> HeadProjections:
-    found = module.get_submodule("projections")
-    assert isinstance(found, HeadProjections)
-    return found
-
-
 def plain_twin(module: MixerModule) -> AttentionModule:
     """Softmax attention with the projections of another mixer."""
     twin = SMALL_SOFTMAX.build(DIMS)
     assert isinstance(twin, AttentionModule)
     for name in ("query", "key", "value", "out"):
-        twin.get_submodule(name).weight = projections_of(module).get_submodule(name).weight
+        twin.get_submodule(name).weight = module.get_submodule(name).weight
     return twin
 
 
@@ -115,10 +109,10 @@ def test_padding_moves_no_block(mixer: AbstractMixer) -> None:
 def test_topk_equals_x_transformers() -> None:
     module, _ = build(TOPK)
     x = draw(2, LENGTH, 24)
-    q, k, v = (rows.transpose(1, 2) for rows in projections_of(module).split(x))
+    q, k, v = (rows.transpose(1, 2) for rows in split_heads(module, x, module.shape))
     k, v = (rows.repeat_interleave(2, dim=1) for rows in (k, v))
     mixed, _ = Attend(causal=True, heads=4, sparse_topk=4)(q, k, v)
-    expected = projections_of(module).join(mixed.transpose(1, 2))
+    expected = join_heads(module, mixed.transpose(1, 2))
     torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -143,7 +137,7 @@ def test_two_sparse_layers_reach_every_earlier_token(form: str) -> None:
 def test_sparse_attention_is_softmax_under_its_pattern(form: str) -> None:
     module, _ = build(dataclasses.replace(STRIDED, form=form))
     x = draw(2, LENGTH, 24)
-    q, k, v = projections_of(module).split(x)
+    q, k, v = split_heads(module, x, module.shape)
     query, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None, :]
     if form == "strided":
         near, far = (query - key) < 4, (query - key) % 4 == 0
@@ -151,7 +145,7 @@ def test_sparse_attention_is_softmax_under_its_pattern(form: str) -> None:
         near, far = query // 4 == key // 4, (key % 4 == 3) | (key == query)
     pattern = torch.stack([near, far, near, far]) & (key <= query)
     weights = masked_softmax(scaled_logits(q, k, 8**-0.5), pattern)
-    expected = projections_of(module).join(weighted_values(weights, v))
+    expected = join_heads(module, weighted_values(weights, v))
     torch.testing.assert_close(module(x, PLAIN, Context()), expected)
 
 
@@ -174,12 +168,12 @@ def test_a_block_sees_itself_and_the_blocks_before(earlier: int) -> None:
 def test_blocks_equal_attention_under_a_dense_mask() -> None:
     module, position = build(BLOCKS, "rotary")
     x = draw(2, 37, 24)
-    q, k, v = projections_of(module).split(x)
+    q, k, v = split_heads(module, x, module.shape)
     q, k = position.rotate(q, k)
     block = torch.arange(37) // 8
     near = block[:, None] - block[None, :] <= 1
     weights = masked_softmax(scaled_logits(q, k, 8**-0.5), visible_keys(37, 37, None, None, CPU) & near)
-    expected = projections_of(module).join(weighted_values(weights, v))
+    expected = join_heads(module, weighted_values(weights, v))
     torch.testing.assert_close(module(x, position, Context()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -203,7 +197,7 @@ def test_the_mean_key_of_a_block_leaves_padding_out() -> None:
 
 def dense_pool(module: MultiscalePoolModule, x: Tensor) -> Tensor:
     """The definition, row by row: complete blocks by their mean, the tokens after them one by one."""
-    q, k, v = projections_of(module).split(x)
+    q, k, v = split_heads(module, x, module.shape)
     mixed = torch.zeros_like(q)
     for (heads, scale), t in ((group, t) for group in module._groups() for t in range(x.shape[1])):
         complete = (t + 1) // scale * scale
@@ -218,7 +212,7 @@ def dense_pool(module: MultiscalePoolModule, x: Tensor) -> Tensor:
             for rows in (k, v)
         )
         mixed[:, t : t + 1, heads] = reference_attention(q[:, t : t + 1, heads], keys, values, scale=8**-0.5)
-    return projections_of(module).join(mixed)
+    return join_heads(module, mixed)
 
 
 @pytest.mark.parametrize("ratio", [2, 4, 8])
@@ -242,7 +236,7 @@ def test_one_level_of_pooling_is_softmax_attention() -> None:
         entropy_weight=0.0,
     )
     for name in ("query", "key", "value", "out"):
-        twin.get_submodule(name).weight = projections_of(module).get_submodule(name).weight
+        twin.get_submodule(name).weight = module.get_submodule(name).weight
     x = draw(2, LENGTH, 24)
     torch.testing.assert_close(module(x, position, Context()), twin(x, position, Context()), rtol=1e-5, atol=1e-5)
 
@@ -257,7 +251,7 @@ def test_pooling_a_constant_input_gives_a_constant_output(ratio: int) -> None:
 def test_a_pooled_block_stands_at_its_last_token() -> None:
     """Rotation after pooling, at the place of the block's last token, leaves the outputs free of a shift."""
     module, position = build(POOL, "rotary")
-    q, k, _ = projections_of(module).split(draw(1, 16, 24))
+    q, k, _ = split_heads(module, draw(1, 16, 24), module.shape)
     mean = k[:, 8:12].mean(1, keepdim=True)
     logit = (position.rotate(q, q)[0][:, 15] * position.rotate(mean.expand(1, 16, 4, 8), mean)[0][:, 11]).sum(-1)
     shifted = (position.rotate(q, q, 7)[0][:, 15] * position.rotate(mean.expand(1, 16, 4, 8), mean, 7)[0][:, 11]).sum(
