@@ -47,7 +47,7 @@ class Cost:
     flops_per_token_causal: float
     """The same where only scores of visible pairs count."""
     state_bytes_per_token: float
-    """Bytes by which the decoding state of one sequence grows with one more token, at this length."""
+    """Bytes by which the decoding state of one sequence grows with one more token, around this length."""
     fixed_state_bytes: float
     """Bytes of the decoding state of one sequence that no longer grow at this length."""
     weight_bytes: int
@@ -151,28 +151,32 @@ def _count(module: nn.Module) -> Count:
 
 
 def _state_bytes(config: ModelConfig, length: int) -> tuple[float, float]:
-    """Growth of the decoding state by the last of `length` tokens, and the rest of the state after it."""
-    growth = total = 0
+    """Growth of the decoding state per token over the second half of `length` tokens, and the rest of it after them.
+
+    Half of them, since a state that keeps a row per block grows by none at most tokens and by a whole row at some.
+    """
+    growth, total = 0.0, 0
     for mixer, times in Counter(config.layer_mixers()).items():
         before, after = _slot_state_bytes(config, mixer, length)
-        growth += times * (after - before)
+        growth += times * (after - before) / (length - length // 2)
         total += times * after
     with torch.device("meta"):
         placing = build_positions(config, config.dims())[0]
     total += _bytes(placing.empty_state(1, torch.device("meta"), STATE_DTYPE))
-    return float(growth), float(total - growth * length)
+    return growth, total - growth * length
 
 
 def _slot_state_bytes(config: ModelConfig, mixer: AbstractMixer, length: int) -> tuple[int, int]:
-    meta = torch.device("meta")
+    """Bytes of the state after the first half of so many tokens, and after all of them."""
+    meta, half = torch.device("meta"), length // 2
     with meta, torch.no_grad():
         slot = build_slot(config, mixer)
         position = config.position.build(config.dims(), mixer.head_shape())
         state = slot.empty_state(1, meta, STATE_DTYPE)
-        if length > 1:
-            state = _decoded(slot, position, state, torch.empty(1, length - 1, config.d_model), 0)
+        if half:
+            state = _decoded(slot, position, state, torch.empty(1, half, config.d_model), 0)
         before = _bytes(state)
-        state = _decoded(slot, position, state, torch.empty(1, 1, config.d_model), length - 1)
+        state = _decoded(slot, position, state, torch.empty(1, length - half, config.d_model), half)
     return before, _bytes(state)
 
 

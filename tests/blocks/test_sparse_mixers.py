@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, build, decode,
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from blocks import cost
 from blocks.families import AbstractMixer, Context, Dims, InfeasibleArchitecture, MixerModule
 from blocks.mixers.block_local import BlockLocal, BlockLocalModule
 from blocks.mixers.heads import AttentionModule
@@ -17,6 +19,7 @@ from blocks.mixers.multiscale_pool import MultiscalePool, MultiscalePoolModule
 from blocks.mixers.projections import Scene, join_heads, split_heads
 from blocks.mixers.strided_sparse import StridedSparse, sparse_pattern
 from blocks.mixers.topk import Topk
+from blocks.model import ModelConfig
 from blocks.ops.attention import reference_attention, visible_keys, weighted_values
 from blocks.ops.scores import masked_softmax, scaled_logits
 
@@ -279,6 +282,19 @@ def test_states_hold_what_later_tokens_can_see() -> None:
     assert state_numbers(POOL, 60) == 60 * per_token + (60 // 4 + 3) * per_token
     for mixer in (TOPK, STRIDED, MOBA):
         assert state_numbers(mixer, 60) == 60 * 2 * 2 * 8
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 40])
+def test_a_state_that_grows_by_blocks_is_measured_over_many_tokens(
+    small: Callable[..., ModelConfig], length: int
+) -> None:
+    config = small({"mixer.kind": "multiscale_pool", "mixer.multiscale_pool.ratio": 4})
+    measured, per_head = cost.measure(config, length), 2 * 4 * 8 * config.layers
+    rows = 2 * length + 2 * (length // 4) + 2 * 3
+    assert measured.state_bytes(length) == pytest.approx(rows * per_head)
+    if length > 1:
+        assert measured.state_bytes_per_token == pytest.approx(2.5 * per_head, rel=0.05)
+        assert measured.fixed_state_bytes > 0
 
 
 @pytest.mark.parametrize("mixer", [TOPK, BLOCKS])
