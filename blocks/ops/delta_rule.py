@@ -20,7 +20,7 @@ from blocks.ops.precision import full_precision
 
 CHUNK = 32
 """Tokens a chunk holds when a head has one decay; the rounding of the triangular system grows with it."""
-CHANNEL_CHUNK = 16
+CHANNEL_CHUNK = 8
 """Tokens a chunk holds when every channel has its own."""
 
 

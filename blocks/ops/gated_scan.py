@@ -20,7 +20,7 @@ from blocks.ops.precision import full_precision
 
 CHUNK = 64
 """Tokens a chunk holds when a head has one decay."""
-CHANNEL_CHUNK = 16
+CHANNEL_CHUNK = 8
 """Tokens a chunk holds when every channel has its own: pairs within a chunk then cost memory for each channel."""
 
 

@@ -18,7 +18,7 @@ from blocks.ops.backends import Backend, Chosen, choose
 from blocks.ops.gated_scan import decayed_products, empty_state, into_chunks, pair_decays, widened
 from blocks.ops.precision import full_precision
 
-CHUNK = 16
+CHUNK = 8
 """Tokens a chunk holds: pairs within it cost memory for each channel."""
 
 

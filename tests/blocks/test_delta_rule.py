@@ -50,7 +50,7 @@ def test_dense_chunked_and_recurrent_forms_agree_with_gradients(length: int, cha
 
 @pytest.mark.parametrize("channels", [1, 8])
 def test_dense_form_passes_gradcheck_in_float64(channels: int) -> None:
-    assert torch.autograd.gradcheck(dense, [x.requires_grad_() for x in drawn_rule(4, channels)])
+    assert torch.autograd.gradcheck(dense, [x[:1, :, :1].clone().requires_grad_() for x in drawn_rule(4, channels)])
 
 
 @pytest.mark.parametrize("channels", [1, 8])

@@ -43,8 +43,9 @@ def directions(count: int, width: int, seed: int = 0) -> Tensor:
 
 def test_random_features_estimate_the_exponential_and_not_its_circulating_variant() -> None:
     """exp(w.x - |x|^2/2) estimates exp(q.k); exp(w.x - |w|^2/2), seen in circulating code, gives 0.766 here."""
-    q, k = torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([[0.8]], dtype=torch.float64)
-    w = directions(200_000, 1).double()
+    one = torch.eye(1, 16, dtype=torch.float64) * 16**0.25
+    q, k = 0.5 * one, 0.8 * one
+    w = directions(100_000, 16).double()
     estimate = torch.exp(log_features(q, w) + log_features(k, w)).sum()
     assert estimate.item() == pytest.approx(1.492, abs=0.01)
     assert math.exp(0.5 * 0.8) == pytest.approx(1.492, abs=1e-3)

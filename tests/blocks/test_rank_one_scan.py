@@ -50,7 +50,9 @@ def test_chunked_and_recurrent_forms_agree_with_gradients(length: int) -> None:
 
 
 def test_a_single_chunk_passes_gradcheck_in_float64() -> None:
-    assert torch.autograd.gradcheck(from_nothing(chunked), [x.requires_grad_() for x in drawn_scan(3)])
+    assert torch.autograd.gradcheck(
+        from_nothing(chunked), [x[:1, :, :1].clone().requires_grad_() for x in drawn_scan(4)]
+    )
 
 
 @pytest.mark.parametrize("split", [1, 16, 69])
