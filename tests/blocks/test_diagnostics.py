@@ -95,8 +95,13 @@ def test_a_diagnosis_leaves_the_model_as_it_was(small: Make) -> None:
     {"mixer.kind": "linear"}, {"residual.kind": "looped", "layers": 3}, {"residual.kind": "value_residual"},
     {"residual.kind": "hyper_connections"}, {"stack.kind": "encoder"}, {"ffn.kind": "none"},
     {"mixer.softmax.entropy_weight": 0.1},
-    *({"placement.kind": kind} for kind in registry.variants(AbstractPlacement)),
-    *({"mixer.kind": kind, "position.kind": "none"} for kind in MIXERS),
+    *(
+        pytest.param(changes, marks=pytest.mark.slow)
+        for changes in (
+            *({"placement.kind": kind} for kind in registry.variants(AbstractPlacement)),
+            *({"mixer.kind": kind, "position.kind": "none"} for kind in MIXERS),
+        )
+    ),
 ], ids=str)  # fmt: skip
 def test_every_model_can_be_diagnosed(small: Make, changes: dict[str, object]) -> None:
     config = small(changes)

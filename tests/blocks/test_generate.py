@@ -27,7 +27,13 @@ def lively(config: ModelConfig) -> DecoderLM:
     return model
 
 
-@pytest.mark.parametrize("mixer", CAUSAL)
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        pytest.param(kind, marks=[] if kind in ("softmax", "sliding_window", "linear", "mla") else pytest.mark.slow)
+        for kind in CAUSAL
+    ],
+)
 def test_greedy_generation_is_the_argmax_of_full_passes(small: Make, mixer: str) -> None:
     window = {"mixer.sliding_window.window": 8} if mixer == "sliding_window" else {}
     config = small({"mixer.kind": mixer, "position.kind": "none", "premixer.kind": "short_conv", **window})

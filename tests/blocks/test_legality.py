@@ -289,7 +289,8 @@ def test_row_25_packed_documents_equal_separate_ones(small: Make) -> None:
     packing = [kind for kind, mixer in MIXERS.items() if mixer.packs]
     assert set(packing) >= {"softmax", "sliding_window", "linear"}
     for mixer in packing:
-        model = small({"mixer.kind": mixer}).build(seed=0).eval()
+        position = "rotary" if Hook.ROTATE in MIXERS[mixer].offers else "none"
+        model = small({"mixer.kind": mixer, "position.kind": position}).build(seed=0).eval()
         with torch.no_grad():
             y = model(TOKENS, segments=(torch.arange(21) >= 8).long().expand(2, -1))[0]
             torch.testing.assert_close(y[:, 8:], model(TOKENS[:, 8:])[0], rtol=1e-5, atol=1e-5)

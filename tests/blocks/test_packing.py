@@ -38,7 +38,16 @@ def stirred(config: ModelConfig) -> torch.nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize("changes", CASES, ids=label)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            case, marks=[] if case["position.kind"] in ("alibi", "cope", "none", "rotary") else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+    ids=label,
+)
 def test_packed_documents_equal_separate_ones(small: Make, changes: dict[str, object]) -> None:
     window = {"mixer.sliding_window.window": 8} if changes["mixer.kind"] == "sliding_window" else {}
     model = stirred(small({**changes, **window}))

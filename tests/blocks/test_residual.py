@@ -255,7 +255,7 @@ def test_a_loop_over_the_period_of_a_pattern_is_legal(small: Make) -> None:
 
 @pytest.mark.parametrize("kind", registry.variants(AbstractPlacement))
 def test_additive_placements_are_those_that_leave_the_stream_alone(small: Make, kind: str) -> None:
-    model = small({"placement.kind": kind}).build(seed=0)
+    model = small({"placement.kind": kind, "layers": 8}).build(seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.role in RESIDUAL_OUTPUTS:

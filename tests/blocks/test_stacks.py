@@ -57,9 +57,7 @@ def changed(tokens: Tensor, place: int) -> Tensor:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(
-            pair, marks=[] if {"softmax", "rotary"} & set(pair.values()) or "ffn.kind" in pair else pytest.mark.slow
-        )
+        pytest.param(pair, marks=[] if pair.get("position.kind", "alibi") in ("alibi", "rotary") else pytest.mark.slow)
         for pair in [*PAIRS, *FFNS]
     ],
     ids=label,
@@ -230,7 +228,11 @@ def test_teacher_forcing_is_decoding_step_by_step(small: Make, head: str, change
 @pytest.mark.parametrize(
     "changes",
     [{"placement.kind": kind} for kind in THREE_SUBLAYERS]
-    + [pytest.param(changes, marks=[pytest.mark.slow] if "moe" not in changes["ffn.kind"] else []) for changes in FFNS]
+    + [
+        pytest.param(changes, marks=[pytest.mark.slow] if "moe" not in changes["ffn.kind"] else [])
+        for changes in FFNS
+        if Direction.CAUSAL in registry.lookup(AbstractFFN, changes["ffn.kind"]).directions
+    ]
     + [{"position.kind": kind} for kind in ("alibi", "t5_bias", "learned", "sinusoidal", "rotary")],
     ids=label,
 )
