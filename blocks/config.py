@@ -175,6 +175,7 @@ class ModelConfig:
             ffn=self.ffn.canonical(dims),
             d_ff=self.d_ff if self.ffn.grows else 1,
             placement=self.placement.canonical(dims),
+            init=self.init.canonical(dims),
             norm=self.norm if self.placement.uses_norm else registry.lookup(AbstractNorm, "rmsnorm")(),
         )
         return dataclasses.replace(config, residual=self.residual.canonical(config))

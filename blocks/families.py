@@ -510,6 +510,10 @@ class AbstractInit:
         """Factor on queries where they are projected."""
         return 1.0
 
+    def canonical(self, dims: Dims) -> "AbstractInit":
+        """The simplest rule that draws and multiplies alike at these sizes."""
+        return self
+
 
 class AbstractPattern:
     """How mixers alternate over the layers."""

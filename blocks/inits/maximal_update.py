@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blocks.families import MATRICES, RESIDUAL_OUTPUTS, AbstractInit, Role
+from blocks.families import MATRICES, RESIDUAL_OUTPUTS, AbstractInit, Dims, Role
 from blocks.init import TABLES
 from blocks.inits.draws import normal
 from blocks.registry import register
@@ -97,6 +97,9 @@ class CompleteP(AbstractInit):
         in_layers = role in VECTORS or role in MATRICES - {Role.HEAD}
         by_depth = (layers / self.base_layers) ** (self.exponent - 1) if in_layers else 1.0
         return width_factor(role, fan_in, fan_out, self.base_width) * by_depth
+
+    def canonical(self, dims: Dims) -> AbstractInit:
+        return Mup(base_width=self.base_width) if dims.layers == self.base_layers else self
 
     def branch_multiplier(self, layers: int) -> float:
         return (self.base_layers / layers) ** self.exponent
