@@ -5,6 +5,7 @@ import random
 import pytest
 
 from blocks.families import (
+    BOTH_DIRECTIONS,
     AbstractFFN,
     AbstractInit,
     AbstractMixer,
@@ -13,6 +14,7 @@ from blocks.families import (
     AbstractPlacement,
     AbstractPosition,
     AbstractPremixer,
+    Direction,
     InfeasibleArchitecture,
 )
 from blocks.registry import variants
@@ -24,6 +26,8 @@ from search_space.space import OneOf, Space, default_point, random_point, search
 
 FULL = full_space()
 DRAWS = 12
+DECLARED = ("needs the hook", "is derived for layers with", "puts norms at")
+"""What a refusal says where one block lacks what another declares to need."""
 
 
 def real_space(blocks: tuple[str, ...]) -> Space:
@@ -52,17 +56,19 @@ def test_a_preset_draws_models_that_can_be_built_within_one_percent_of_its_size(
     shape = task_from_plain(experiment.task).shape()
     rng = random.Random(0)
     refusals: list[str] = []
-    for _ in range(DRAWS):
+    n_built = 0
+    while n_built < DRAWS:
         point = random_point(experiment.space, rng)
         try:
             cost = resolve(point, experiment, shape).cost
         except InfeasibleArchitecture as error:
             refusals.append(str(error))
+            assert len(refusals) < 2 * DRAWS, "at least a third of all draws can be built"
             continue
+        n_built += 1
         if isinstance(experiment.size, SizeTarget):
             assert getattr(cost, experiment.size.measure) == pytest.approx(experiment.size.value, rel=0.01)
-    assert len(refusals) < DRAWS / 2
-    assert all("needs the hook" in refusal for refusal in refusals), refusals
+    assert all(any(rule in refusal for rule in DECLARED) for refusal in refusals), refusals
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -125,7 +131,12 @@ def test_full_holds_every_variant_of_every_family_and_opens_dropout() -> None:
         "placement": AbstractPlacement,
         "init": AbstractInit,
     }.items():
-        assert kinds(experiment, family) == set(variants(abstract)), family
+        causal = {
+            kind
+            for kind, variant in variants(abstract).items()
+            if Direction.CAUSAL in getattr(variant, "directions", BOTH_DIRECTIONS)
+        }
+        assert kinds(experiment, family) == causal, family
     opened = set(searched(experiment.space))
     assert {"model.residual_dropout", "model.embedding_dropout", "training.label_smoothing"} <= opened
 
