@@ -64,7 +64,7 @@ def test_ids_of_plain_attention_do_not_know_the_options(mixer: AbstractMixer) ->
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("mixer", [SMALL_SOFTMAX, SMALL_WINDOW])
-@pytest.mark.parametrize("position", ["rotary", "xpos", "alibi"])
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
 def test_decoding_and_padding(mixer: AbstractMixer, position: str, options: dict[str, object]) -> None:
     module, scheme = attention(mixer, position, **options)
     x = draw(2, LENGTH, 24)
