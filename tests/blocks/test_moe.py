@@ -348,3 +348,16 @@ def test_padding_does_not_change_live_tokens_of_whole_sequence_experts(config: A
     live = torch.arange(16).expand(2, 16) < 10
     one, other = (module(torch.where(live[..., None], x, noise), Context(live=live)) for noise in (x, -x))
     torch.testing.assert_close(one[live], other[live])
+
+
+@pytest.mark.parametrize("kind", ["expert_choice", "soft_moe", "moe"])
+def test_experts_train_in_an_encoder(small: Make, kind: str) -> None:
+    config = small({"stack.kind": "encoder", "ffn.kind": kind, "init.kind": "xavier"})
+    model = config.build(seed=1)
+    y, auxiliary = model(torch.randint(48, (2, 33), generator=torch.Generator().manual_seed(0)))
+    (y.square().mean() + auxiliary).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+    assert cost.count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
