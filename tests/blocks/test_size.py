@@ -137,9 +137,10 @@ def test_the_solver_refuses_few_draws_and_few_of_any_variant() -> None:
             assert abs(cost.count_parameters(config).total / 1e6 - 1) <= 0.01
         except InfeasibleArchitecture:
             refused_by.update(names)
-    shares = {name: refused_by[name] / count for name, count in drawn_by.items()}
-    assert shares["all"] <= 0.02, shares
-    assert max(shares.values()) <= 0.05, shares
+    assert refused_by["all"] / total <= 0.02, refused_by
+    # A variant has some sixty draws now, of which one more or less is chance.
+    often = {name: (refused_by[name], count) for name, count in drawn_by.items() if refused_by[name] > 1 + 0.05 * count}
+    assert not often
 
 
 @pytest.mark.parametrize(("name", "family"), [("mixer", AbstractMixer), ("position", AbstractPosition)])
