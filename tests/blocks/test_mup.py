@@ -68,6 +68,15 @@ class NoRule(Mup):
         return 1.0
 
 
+def test_a_tied_head_shares_the_rule_of_the_readout(small: Make) -> None:
+    model = small({"d_model": 128, "tied": True, "init.kind": "mup", "init.mup.base_width": 32}).build(seed=0).eval()
+    entering: list[Tensor] = []
+    model.final_norm.register_forward_hook(lambda _, args, out: entering.append(out))
+    with torch.no_grad():
+        y, _ = model(torch.arange(20)[None])
+        torch.testing.assert_close(y, entering[0] @ model.embedding.T / 4)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_optimiser_paces_each_role_and_keeps_decay_per_step(small: Make, tied: bool) -> None:
     model = small({"d_model": 256, "tied": tied, "init.kind": "mup", "init.mup.base_width": 32}).build(seed=0)
@@ -160,3 +169,49 @@ def test_activations_move_alike_at_every_width_under_maximal_update_only(small: 
 def test_activations_move_alike_up_to_a_width_of_1024(small: Make) -> None:
     widths = (64, 256, 1024)
     assert_flat([drift(small, "mup", width) for width in widths], widths)
+
+
+LEARNING_RATES = tuple(2.0**-power for power in range(11, 3, -1))
+TRANSFER_WIDTHS = (32, 64, 128, 256)
+
+
+def final_loss(small: Make, init: dict[str, object], width: int, learning_rate: float) -> float:
+    """Mean loss of the last tenth of 120 steps of Adam on walks over a fixed random graph of bytes."""
+    heads = {"mixer.softmax.kv_heads": 4, "mixer.softmax.head_dim": max(width // 4, 8)}
+    model = small({"d_model": width, "tied": False, **init, **heads}, d_ff=2 * width).build(seed=0)
+    optimizer = AdamW(learning_rate=learning_rate, weight_decay=0.0).build(model)
+    generator = torch.Generator().manual_seed(1)
+    following = torch.randint(48, (48, 48, 2), generator=generator)
+    losses = []
+    for _ in range(120):
+        walk = [torch.randint(48, (16,), generator=generator) for _ in range(2)]
+        for _ in range(30):
+            turn = torch.randint(2, (16,), generator=generator)
+            walk.append(following[walk[-2], walk[-1], turn])
+        tokens = torch.stack(walk, 1)
+        y, _ = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(y.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return sum(losses[-12:]) / 12
+
+
+def best_rates(small: Make, init: dict[str, object]) -> list[float]:
+    """The base-2 logarithm of the best learning rate at each width, by a parabola through it and its neighbours."""
+    found = []
+    for width in TRANSFER_WIDTHS:
+        losses = [final_loss(small, init, width, rate) for rate in LEARNING_RATES]
+        best = min(range(1, len(losses) - 1), key=losses.__getitem__)
+        left, middle, right = losses[best - 1 : best + 2]
+        found.append(math.log2(LEARNING_RATES[best]) + 0.5 * (left - right) / (left - 2 * middle + right))
+    return found
+
+
+@pytest.mark.slow
+def test_the_best_learning_rate_stays_where_it_is_under_maximal_update_only(small: Make) -> None:
+    moved = best_rates(small, {"init.kind": "mup", "init.mup.base_width": 32})
+    assert max(moved) - min(moved) <= 1.0, moved
+    usual = best_rates(small, {"init.kind": "lecun"})
+    assert usual[0] - usual[-1] > 1.0, usual
