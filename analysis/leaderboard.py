@@ -65,7 +65,8 @@ def seed_spread(search: Search) -> tuple[float, int]:
     NaN and 0 when no candidate has two finished replicas.
     """
     done = search.frame[(search.frame["stage"] == Stage.FINAL) & (search.frame["status"] == Status.OK)]
-    groups = [group[Metric.LOSS].dropna().to_numpy() for _, group in done.groupby("candidate")]
+    trained = done.drop_duplicates("spec_id")
+    groups = [group[Metric.LOSS].dropna().to_numpy() for _, group in trained.groupby("point_id")]
     degrees = sum(len(group) - 1 for group in groups if len(group) > 1)
     if not degrees:
         return math.nan, 0

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from analysis import fastread
 from analysis.fastread import RunRow, StoreError
-from search_space.places import database_file, locate, present_path
+from search_space.places import database_file, driver_uri, locate, present_path
 from search_space.records import Metric, Stage, Status, Tag
 from search_space.space import unknown
 
@@ -52,6 +52,8 @@ class SearchRow:
     """Lowest final validation loss of a finished trial, or None when none has finished."""
     best: str
     """NAME/NUMBER of that trial, or ''."""
+    driver: str
+    """The process that runs or ran it, as it was recorded."""
 
 
 def list_searches(uri: str) -> list[SearchRow]:
@@ -143,6 +145,7 @@ def _summary(parent: RunRow, rows: list[RunRow]) -> SearchRow:
         finals=sum(row.stage == Stage.FINAL for row in trials),
         best_loss=best.metrics[Metric.LOSS] if best else None,
         best=f"{parent.search}/{best.number}" if best else "",
+        driver=parent.tags.get(Tag.DRIVER, ""),
     )
 
 
@@ -239,7 +242,7 @@ def _client(uri: str) -> Any:
         _check_answers(uri, place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(uri)
+    return MlflowClient(driver_uri(uri))
 
 
 def _check_answers(uri: str, host: str, port: int) -> None:

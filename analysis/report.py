@@ -11,6 +11,7 @@ from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
 from analysis.leaderboard import leaderboard
 from analysis.load import load_search
+from analysis.tables import markdown, quantity
 from analysis.verdicts import Contrast, contrasts
 from search_space.records import Artifact, Metric, Tag
 
@@ -65,7 +66,7 @@ def _sections(search: Search, effects: Effects, found: Sequence[Contrast], pictu
         "## Leaderboard",
         text.bigram_text(search),
         text.lead_text(search),
-        text.markdown([*header, replay[0]], [[*row, cell] for row, cell in zip(rows, replay[1:], strict=True)]),
+        markdown([*header, replay[0]], [[*row, cell] for row, cell in zip(rows, replay[1:], strict=True)]),
         *picture("leaderboard.png", "Final validation losses of the best trials"),
         "## Learning curves",
         *picture("curves.png", "Validation loss against training tokens of every trial"),
@@ -95,7 +96,7 @@ def _summary(search: Search) -> str:
         facts.append(f"{len(search.finals)} finals")
     if budget:
         facts.append(f"at most {budget['tokens']:,} tokens each")
-    facts += [f"every candidate at {measure} {text.quantity(float(value))}" for measure, value in size.items()]
+    facts += [f"every candidate at {measure} {quantity(float(value))}" for measure, value in size.items()]
     if search.task:
         facts.append(f"task {search.task}")
     return f"{', '.join(facts)}. Losses are {search.unit}; lower is better."
@@ -105,7 +106,7 @@ def _effects(effects: Effects) -> list[str]:
     if not effects.rows:
         return ["No choice was tried in two ways by trials that trained: there are no effects to tell."]
     adjusted = sorted({name for row in effects.rows for name in row.adjusted_for})
-    lines = [f"{text.effects_title(effects)}.", text.markdown(*text.effects_rows(effects))]
+    lines = [f"{text.effects_title(effects)}.", markdown(*text.effects_rows(effects))]
     if adjusted:
         lines.append(f"Each difference is adjusted for as many of these as the trials bear: {', '.join(adjusted)}.")
     return lines
@@ -118,7 +119,7 @@ def _failures(search: Search) -> list[str]:
         [str(row["run"]), str(row["status"]).replace("_", " "), _short(row["reason"]), str(row["what"])]
         for _, row in bad.iterrows()
     ]
-    return [text.markdown(["run", "status", "reason", "what"], rows)] if rows else []
+    return [markdown(["run", "status", "reason", "what"], rows)] if rows else []
 
 
 def _environment(search: Search) -> str:

@@ -7,10 +7,9 @@ from analysis.compare import interval_text, number_text
 from analysis.effects import Effect, Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search, short_path
 from analysis.leaderboard import lead_text, leaderboard
+from analysis.tables import Row, aligned, quantity
 from analysis.verdicts import Contrast, contrasts
 from search_space.records import Metric, Status
-
-Row = Sequence[str]
 
 
 def leaderboard_text(search: Search, top: int = 10) -> str:
@@ -157,43 +156,11 @@ def undecided_lines(search: Search, effects: Effects, found: Sequence[Contrast])
     return lines
 
 
-def aligned(header: Row, rows: Sequence[Row]) -> str:
-    """A table in columns; numbers to the right."""
-    table = [header, *rows]
-    widths = [max(len(row[place]) for row in table) for place in range(len(header))]
-    right = [all(_is_number(row[place]) for row in table[1:]) for place in range(len(header))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in table
-    ]
-    return "\n".join(f"  {line}" for line in lines)
-
-
-def markdown(header: Row, rows: Sequence[Row]) -> str:
-    """The same as a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def quantity(value: float) -> str:
-    """A count in three digits: 1.02M; empty for NaN."""
-    if math.isnan(value):
-        return ""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * 0.9995:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
-
-
 def _cut_short(status: str, tokens: float, loss: float) -> str:
     words = status.replace("_", " ")
     if math.isnan(loss) or math.isnan(tokens) or not tokens:
         return words
     return f"{words} ({loss:.3f} at {quantity(tokens)})"
-
-
-def _is_number(cell: str) -> bool:
-    return not cell or cell[0].isdigit() or (cell[0] in "−-+" and cell[1:2].isdigit())
 
 
 def _without(place: int, header: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:

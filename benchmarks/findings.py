@@ -87,6 +87,7 @@ def draw_positions(results: Results, path: Path) -> None:
         axes.plot(LENGTHS, [loss_at(result, length) for length in LENGTHS], marker="o", label=kind)
     axes.set(xscale="log", xlabel="evaluation length (trained at 64)", ylabel="validation loss, nats per byte")
     axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+    axes.minorticks_off()
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -119,6 +120,7 @@ def draw_recall(results: Results, path: Path) -> None:
         axes.plot(WIDTHS, accuracies(results, kind), marker="o", label=kind)
     axes.set(xscale="log", xlabel="model width", ylabel="recall accuracy", ylim=(0, 1.05))
     axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
+    axes.minorticks_off()
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -151,6 +153,7 @@ def draw_placement(results: Results, path: Path) -> None:
     for label, result in results.items():
         axes.plot([r.tokens for r in result.curve], [r.loss for r in result.curve], marker=".", label=label)
     axes.set(xlabel="training tokens", ylabel="validation loss, nats per byte")
+    axes.minorticks_off()
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from search_space.errors import UserError
+from search_space.errors import UserError, WorkError
 
 GOOD, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -156,6 +156,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"assay: {error}", file=sys.stderr)
         return BAD_INPUT
+    except WorkError as error:
+        print(f"assay: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("assay: interrupted", file=sys.stderr)
         return FAILED

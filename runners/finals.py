@@ -64,19 +64,31 @@ class Finals(AbstractSource):
             self._catch_up()
             self._left.extend(entry.number for entry in self._ledger.entries() if entry.result is None)
             self._planned = self._plan()
+        while (entry := self._next_entry()) is not None:
+            twin = self._twin(entry)
+            shown = self._shown(entry, twin)
+            self._recorder.begin(shown)
+            self._active[entry.number] = shown
+            if twin is None:
+                self.show()
+                return Job(key=entry.number, spec=shown.spec, test=True)
+            assert twin.result is not None
+            self.finish(entry.number, twin.result)
+        return None
+
+    def _next_entry(self) -> Entry | None:
         if self._left:
-            number = self._left.popleft()
-        else:
-            entry = next(self._planned, None)
-            if entry is None:
-                return None
+            return self._ledger[self._left.popleft()]
+        assert self._planned is not None
+        entry = next(self._planned, None)
+        if entry is not None:
             self._ledger.add(entry, {})
-            number = entry.number
-        shown = self._shown(self._ledger[number])
-        self._active[number] = shown
-        self._recorder.begin(shown)
-        self.show()
-        return Job(key=number, spec=shown.spec, test=True)
+        return entry
+
+    def _twin(self, entry: Entry) -> Entry | None:
+        """A finished final of another contrast with the same spec: equal numbers are not trained twice."""
+        same = (other for other in self._ledger.entries() if other.spec.id == entry.spec.id)
+        return next((other for other in same if other.result is not None and other.result.status is Status.OK), None)
 
     def report(self, key: int, reading: Reading) -> bool:
         self._recorder.reading(self._active[key], reading)
@@ -184,7 +196,7 @@ class Finals(AbstractSource):
             marks={"contrast": contrast.name, "side": side, "replica": replica, "drawn": False},
         )
 
-    def _shown(self, entry: Entry) -> Shown:
+    def _shown(self, entry: Entry, twin: Entry | None = None) -> Shown:
         contrast, side, replica = _part(entry)
         resolved = as_resolved(entry)
         return Shown(
@@ -194,7 +206,11 @@ class Finals(AbstractSource):
             spec=entry.spec,
             resolved=resolved,
             name=f"final {contrast}/{side} #{replica} {short_name(resolved)}",
-            tags={Tag.CANDIDATE: f"{contrast}/{side}", Tag.REPLICA: str(replica)},
+            tags={
+                Tag.CANDIDATE: f"{contrast}/{side}",
+                Tag.REPLICA: str(replica),
+                **({Tag.SAME_AS: str(twin.number)} if twin else {}),
+            },
             weights=None,
         )
 

@@ -61,6 +61,8 @@ def fronts(trials: Sequence[Told]) -> list[list[Told]]:
     A trial that is not ok is beaten by every trial that is.
     """
     left = sorted(trials, key=lambda told: told.number)
+    if not left:
+        return []
     width = max((len(told.values) for told in left), default=0)
     values = np.array([told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]).reshape(-1, width)
     at_least_as_good = (values[:, None] <= values[None]).all(axis=2)

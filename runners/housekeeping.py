@@ -172,7 +172,8 @@ def _artifact_folders(store: Store, experiment: "Experiment") -> list[Path]:
 
 
 def _study_files(study: Path) -> list[Path]:
-    files = [study.with_name(study.name + ending) for ending in _BESIDE]
+    """The study's database and the folder with its data, logs and weights."""
+    files = [*(study.with_name(study.name + ending) for ending in _BESIDE), study.with_suffix("")]
     return [file for file in files if file.exists()]
 
 

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from search_space.domains import Choice, Domain, IntRange, Scalar
 from search_space.errors import UserError
+from search_space.places import driver_uri
 from search_space.records import Status, TrialResult, TrialSpec, result_from_plain, spec_from_plain, to_plain
 
 SQLITE = "sqlite:///"
@@ -57,7 +58,7 @@ def open_storage(uri: str) -> RDBStorage:
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not uri.startswith(SQLITE):
-        return RDBStorage(uri)
+        return RDBStorage(driver_uri(uri))
     storage = RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})
     storage.engine.dispose()
     sqlalchemy.event.listen(storage.engine, "connect", _log_ahead)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from runners.worker import decode_event, encode
+from search_space.errors import WorkError
 from search_space.records import Reading, Status, TrialResult, TrialSpec, to_plain
 
 GRACE_SECONDS = 10.0
@@ -27,7 +28,7 @@ _NO_SIGNAL = socket.MSG_NOSIGNAL if sys.platform == "linux" else 0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class EngineError(RuntimeError):
+class EngineError(WorkError):
     """Workers cannot be started at all."""
 
 

@@ -2,10 +2,10 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from search_space.errors import UserError
 from search_space.records import Reading, Status, TrialResult
 
 if TYPE_CHECKING:
@@ -137,19 +137,12 @@ class Median(AbstractPruner):
 
 def make_pruner(experiment: "Experiment") -> AbstractPruner:
     """The pruner an experiment asks for, with nothing observed yet."""
-    pruner, budget = experiment.search.pruner, experiment.budget
-    if pruner.kind != "none" and len(experiment.objectives) > 1:
-        raise UserError(
-            f"search.pruner: {pruner.kind!r} compares one loss, but there are {len(experiment.objectives)} objectives "
-            f"({', '.join(experiment.objectives)}); write pruner: none, or keep one objective"
-        )
-    makers = {
+    pruner, tokens = experiment.search.pruner, experiment.budget.tokens
+    makers: dict[str, Callable[[], AbstractPruner]] = {
         "none": NoPruner,
-        "asha": lambda: Asha(grace_tokens=pruner.grace_tokens, factor=int(pruner.factor), budget_tokens=budget.tokens),
-        "median": lambda: Median(grace_tokens=pruner.grace_tokens, budget_tokens=budget.tokens),
+        "asha": lambda: Asha(grace_tokens=pruner.grace_tokens, factor=pruner.factor, budget_tokens=tokens),
+        "median": lambda: Median(grace_tokens=pruner.grace_tokens, budget_tokens=tokens),
     }
-    if pruner.kind not in makers:
-        raise UserError(f"search.pruner: {pruner.kind!r} is no pruner; write one of {', '.join(makers)}")
     return makers[pruner.kind]()
 
 

@@ -167,8 +167,9 @@ def _refusal(store: Store, run: "Run", changed: Mapping[str, str]) -> str:
 
 def _spread(store: Store, run: "Run") -> Spread:
     """How much the finals of this search vary from seed to seed."""
-    losses: dict[str, list[float]] = {}
+    losses: dict[str, dict[str, float]] = {}
     for child in store.children(store.parent_of(run)):
         if child.data.tags[Tag.STAGE] == Stage.FINAL and Metric.LOSS in child.data.metrics:
-            losses.setdefault(child.data.tags.get(Tag.CANDIDATE, ""), []).append(child.data.metrics[Metric.LOSS])
-    return spread_of(losses)
+            replicas = losses.setdefault(child.data.tags[Tag.POINT], {})
+            replicas[child.data.tags[Tag.SPEC]] = child.data.metrics[Metric.LOSS]
+    return spread_of({point: list(replicas.values()) for point, replicas in losses.items()})

@@ -5,7 +5,6 @@ Optuna's samplers run in memory on a copy of that history; nothing of their stat
 
 import dataclasses
 import itertools
-import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +21,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from runners.evolution import CmaesSampler, Nsga2Sampler
 from runners.history import MOST_SEEN, AbstractSampler, Fate, Told
 from runners.ledger import distribution
-from search_space import domains
 from search_space.canon import seed_from
-from search_space.domains import Choice, Domain, Scalar
+from search_space.domains import Domain, Scalar
 from search_space.errors import UserError
-from search_space.space import Space, conditional, enumerate_all, random_point, searched, size, walk
+from search_space.space import Space, enumerate_all, random_point, searched, size, walk
 
 if TYPE_CHECKING:
     from search_space.experiment import Experiment
@@ -162,70 +160,31 @@ def _gp(seed: int) -> BaseSampler:
 
 
 def make_sampler(experiment: "Experiment") -> AbstractSampler:
-    """The sampler an experiment asks for; UserError when its space does not suit that sampler."""
+    """The sampler an experiment asks for; that it suits the space was checked when the experiment was read."""
     kind, seed, space = experiment.search.sampler, experiment.search.seed, experiment.space
     objectives = len(experiment.objectives)
     makers: dict[str, Callable[[], AbstractSampler]] = {
         "random": lambda: RandomSampler(space=space, seed=seed),
         "tpe": lambda: ModelSampler(space=space, seed=seed, directions=objectives, make=_tpe, knows_pruned=True),
         "grid": lambda: _grid(space),
-        "gp": lambda: _always_active(
-            "gp", space, ModelSampler(space=space, seed=seed, directions=objectives, make=_gp, knows_pruned=False)
-        ),
-        "cmaes": lambda: _cmaes(space, seed, experiment.objectives),
+        "gp": lambda: ModelSampler(space=space, seed=seed, directions=objectives, make=_gp, knows_pruned=False),
+        "cmaes": lambda: CmaesSampler(space=space, seed=seed, fields=searched(space)),
         "nsga2": lambda: _nsga2(experiment),
     }
-    if kind not in makers:
-        raise UserError(f"search.sampler: {kind!r} is no sampler; write one of {', '.join(makers)}")
     return makers[kind]()
 
 
 def _grid(space: Space) -> AbstractSampler:
-    count = size(space)
-    if math.isinf(count):
-        real = [path for path, domain in searched(space).items() if math.isinf(domains.size(domain))]
+    if size(space) > MOST_GRID_POINTS:
         raise UserError(
-            f"search.sampler: grid needs finitely many points, but {', '.join(real)} takes any real number; "
-            "list values, or give the range a step"
-        )
-    if count > MOST_GRID_POINTS:
-        raise UserError(
-            f"search.sampler: grid would go through {count:.3g} points, at most {MOST_GRID_POINTS} are allowed; "
+            f"search.sampler: grid would go through {size(space):.3g} points, at most {MOST_GRID_POINTS} are allowed; "
             "narrow the space or write sampler: tpe"
         )
     return GridSampler(space)
 
 
-def _always_active(kind: str, space: Space, sampler: AbstractSampler) -> AbstractSampler:
-    under_choice = sorted(conditional(space))
-    if under_choice:
-        raise UserError(
-            f"search.sampler: {kind} needs every searched field in every point, but {', '.join(under_choice)} live in "
-            "some variants only; fix the variant, fix these fields, or write sampler: tpe"
-        )
-    return sampler
-
-
-def _cmaes(space: Space, seed: int, objectives: Sequence[str]) -> AbstractSampler:
-    found = searched(space)
-    unordered = sorted(path for path, domain in found.items() if isinstance(domain, Choice))
-    if unordered:
-        raise UserError(
-            f"search.sampler: cmaes moves numbers only, but {', '.join(unordered)} chooses among options; fix them, "
-            "write ranges, or write sampler: tpe"
-        )
-    if len(objectives) > 1:
-        raise UserError(f"search.sampler: cmaes takes one objective, not {', '.join(objectives)}; write sampler: nsga2")
-    return _always_active("cmaes", space, CmaesSampler(space=space, seed=seed, fields=found))
-
-
 def _nsga2(experiment: "Experiment") -> AbstractSampler:
     search = experiment.search
-    if search.population < 2 or search.population > search.trials / 4:
-        raise UserError(
-            f"search.population={search.population}: nsga2 needs 2 to trials / 4 = {search.trials // 4} points a "
-            "generation; change population or trials"
-        )
     if search.population > MOST_SEEN // 2:
         raise UserError(
             f"search.population={search.population}: a proposal looks at {MOST_SEEN} trials, so at most "

@@ -13,6 +13,10 @@ class UserError(ValueError):
     """Something asked for cannot be done as asked; the message says where, the rule, the values and the remedy."""
 
 
+class WorkError(RuntimeError):
+    """The work failed through no mistake in what was asked; the command line prints the message and exits with 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One fault: where it is, and the rule, the value and the remedy in words."""

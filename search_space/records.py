@@ -171,6 +171,8 @@ class Tag:
     CANDIDATE = "assay.candidate"
     """On a final: which contestant this replica belongs to."""
     REPLICA = "assay.replica"
+    SAME_AS = "assay.same_as"
+    """On a final whose spec another final of the search had already trained: that final's number."""
     FIRST_NONFINITE = "assay.first_nonfinite_step"
     FINGERPRINT = "assay.data_fingerprint"
     UNIT = "assay.unit"

@@ -1,6 +1,10 @@
-"""Shape annotations of blocks are checked while tests run; small models are made from a few changed paths."""
+"""Shape annotations of blocks are checked while tests run; small models are made from a few changed paths.
 
-from collections.abc import Callable, Mapping
+With ASSAY_REFUSE_SKIPS set, a test that is skipped for want of anything but a CUDA device counts as failed.
+"""
+
+import os
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +17,15 @@ if TYPE_CHECKING:
 
 SMALL = {"d_model": 32, "layers": 2, "kv_heads": 2, "queries_per_kv": 2, "head_dim": 8}
 """Values that keep a model small, by the last part of a path, where the path's domain holds them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and os.environ.get("ASSAY_REFUSE_SKIPS") and "CUDA" not in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr}; no skip is accepted here"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
 from blocks.ops.precision import full_precision
+from blocks.ops.running_sum import running_sum
 
 EMPTY = 1e-12
 CHUNK = 64
@@ -63,19 +64,29 @@ def chunked(
     chunk = min(chunk, n_tokens)
     with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
-        sum_b = plain_k.cumsum(1) + sums[1][:, None]
-        weight = einsum(plain_q, sum_b, "B T H K, B T H K -> B T H")
         missing = -n_tokens % chunk
-        q, k, values = (
-            rearrange(F.pad(x, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> B N H C K", C=chunk) for x in (q, k, values)
+        q, k, values, plain_q, plain_k = (
+            rearrange(F.pad(x, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> B N H C K", C=chunk)
+            for x in (q, k, values, plain_q, plain_k)
         )
-        added = einsum(k, values, "B N H C K, B N H C V -> B N H K V").cumsum(1) + sums[0][:, None]
-        before = torch.cat([sums[0][:, None], added[:, :-1]], dim=1)
+        before, after = _across_chunks(einsum(k, values, "B N H C K, B N H C V -> B N H K V"), sums[0])
+        before_b, after_b = _across_chunks(plain_k.sum(-2), sums[1])
         within = einsum(q, k, "B N H C K, B N H S K -> B N H C S").tril()
         total = einsum(within, values, "B N H C S, B N H S V -> B N H C V")
         total = total + einsum(q, before, "B N H C K, B N H K V -> B N H C V")
+        weight = einsum(plain_q, plain_k, "B N H C K, B N H S K -> B N H C S").tril().sum(-1)
+        weight = weight + einsum(plain_q, before_b, "B N H C K, B N H K -> B N H C")
         total = rearrange(total, "B N H C V -> B (N C) H V")[:, :n_tokens]
-        return _divide(total, weight).to(v.dtype), (added[:, -1], sum_b[:, -1])
+        weight = rearrange(weight, "B N H C -> B (N C) H")[:, :n_tokens]
+        return _divide(total, weight).to(v.dtype), (after, after_b)
+
+
+def _across_chunks(
+    added: Float[Tensor, "B N H *A"], start: Float[Tensor, "B H *A"]
+) -> tuple[Float[Tensor, "B N H *A"], Float[Tensor, "B H *A"]]:
+    """The sums before each chunk, and after the last, from what each chunk adds."""
+    after = running_sum(added) + start[:, None]
+    return torch.cat([start[:, None], after[:, :-1]], dim=1), after[:, -1]
 
 
 def packed(

@@ -7,7 +7,8 @@ from typing import Any
 
 from analysis.fastread import RunRow
 from analysis.load import artifact, find_run, list_runs
-from runners.commands.runs import number, path_of, run_plain, table
+from analysis.tables import aligned
+from runners.commands.runs import number, path_of, run_plain
 from search_space.errors import UserError
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Status
@@ -130,9 +131,9 @@ def _compare_text(compared: dict[str, Any]) -> str:
             f"{first} {compared['names'][0]} ({compared['statuses'][0]})",
             f"{second} {compared['names'][1]} ({compared['statuses'][1]})",
             "",
-            table(["setting", first, second], differing) if differing else "the same settings",
+            aligned(["setting", first, second], differing) if differing else "the same settings",
             "",
-            table(["metric", first, second, "difference"], measured),
+            aligned(["metric", first, second, "difference"], measured),
             "",
             "one run each: a difference in loss here is no verdict; paired finals decide (see `assay report`)",
         ]

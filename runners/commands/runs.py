@@ -7,6 +7,8 @@ from typing import Any
 
 from analysis.fastread import RunRow
 from analysis.load import SearchRow, artifact, find_run, list_runs, list_searches
+from analysis.tables import aligned
+from runners.driver import is_dead
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Tag
 
@@ -56,7 +58,7 @@ def _search_plain(row: SearchRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "run_id": row.run_id,
-        "state": row.state,
+        "state": "STOPPED" if row.state == "RUNNING" and is_dead(row.driver) else row.state,
         "start": _moment(row.start),
         "end": _moment(row.end),
         "trials": row.trials,
@@ -73,15 +75,6 @@ def _moment(seconds: float) -> str:
 def _last_lines(uri: str, row: RunRow) -> str:
     held = artifact(uri, row, Artifact.TRACEBACK)
     return held.read_text() if held else ""
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest entry; the last column is not padded."""
-    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [header, *rows]
-    )
 
 
 def number(value: float | None, form: str = ".4f") -> str:
@@ -104,7 +97,13 @@ def _searches_text(searches: list[dict[str, Any]]) -> str:
         ]
         for entry in searches
     ]
-    return table(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)
+    lines = [aligned(["search", "state", "trials", "finals", "best loss", "best", "started"], rows)]
+    lines += [
+        f"  {entry['name']}: its driver is gone; the same `assay search` command goes on with it"
+        for entry in searches
+        if entry["state"] == "STOPPED"
+    ]
+    return "\n".join(lines)
 
 
 def _runs_text(runs: list[dict[str, Any]]) -> str:
@@ -125,7 +124,7 @@ def _runs_text(runs: list[dict[str, Any]]) -> str:
                 entry["reason"][:80],
             ]
         )
-    return table(["run", "status", "loss", "params", "tokens", "seconds", "name", "reason"], rows)
+    return aligned(["run", "status", "loss", "params", "tokens", "seconds", "name", "reason"], rows)
 
 
 def _run_text(entry: dict[str, Any]) -> str:

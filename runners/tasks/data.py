@@ -59,8 +59,8 @@ class AbstractTokens:
         """The training batch of a step."""
 
     @abstractmethod
-    def windows(self, tokens: int, length: int) -> Iterator[Batch]:
-        """Fixed evaluation batches of about so many tokens at a sequence length."""
+    def windows(self, tokens: int, length: int, longest: int) -> Iterator[Batch]:
+        """Fixed evaluation batches of about so many tokens at a sequence length, which is at most `longest`."""
 
     @abstractmethod
     def arrays(self) -> dict[str, NDArray[np.generic]]:
@@ -78,17 +78,19 @@ class Stream(AbstractTokens):
         starts = (rows % np.uint64(len(self.tokens) - length)).astype(np.int64)
         return self._cut(starts, length)
 
-    def windows(self, tokens: int, length: int) -> Iterator[Batch]:
+    def windows(self, tokens: int, length: int, longest: int) -> Iterator[Batch]:
+        """Windows cut from stretches of the longest length: every length predicts the same tokens of the split."""
         room = len(self.tokens) - 1
-        if room < length:
+        if room < longest:
             raise ValueError(
-                f"task: an evaluation split holds {room + 1} tokens, too few for one window of {length}; "
+                f"task: an evaluation split holds {room + 1} tokens, too few for one window of {longest}; "
                 f"give more data or a shorter length"
             )
-        count = min(max(tokens // length, 1), room // length)
-        starts = np.arange(count, dtype=np.int64) * (room // count)
+        count = min(max(tokens // longest, 1), room // longest)
+        stretches = np.arange(count, dtype=np.int64) * (room // count)
+        starts = (stretches[:, None] + np.arange(longest // length) * length).ravel()
         per_batch = max(EVALUATION_BATCH_TOKENS // length, 1)
-        for first in range(0, count, per_batch):
+        for first in range(0, len(starts), per_batch):
             yield self._cut(starts[first : first + per_batch], length)
 
     def _cut(self, starts: NDArray[np.int64], length: int) -> Batch:
@@ -115,7 +117,7 @@ class Examples(AbstractTokens):
             chosen[mine] = _shuffled(position[mine] % count, count, seed, epoch)
         return self._take(length, chosen)
 
-    def windows(self, tokens: int, length: int) -> Iterator[Batch]:
+    def windows(self, tokens: int, length: int, longest: int) -> Iterator[Batch]:
         count = min(max(tokens // length, 1), len(self.inputs[length]))
         per_batch = max(EVALUATION_BATCH_TOKENS // length, 1)
         for first in range(0, count, per_batch):
@@ -159,8 +161,8 @@ class TaskData:
         return self.splits["train"].draw(step, batch_size, seed, self.shape.train_len)
 
     def evaluation(self, split: str, tokens: int, length: int) -> Iterator[Batch]:
-        """The fixed batches on which a split is evaluated at a sequence length."""
-        return self.splits[split].windows(tokens, length)
+        """The fixed batches on which a split is evaluated at a sequence length, at most max_len."""
+        return self.splits[split].windows(tokens, length, self.shape.max_len)
 
     def save(self, path: Path) -> None:
         """Write everything into one safetensors file, all of it or nothing."""

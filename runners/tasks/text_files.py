@@ -27,7 +27,7 @@ class TextFiles(AbstractTask):
     unit: ClassVar[str] = "byte"
 
     paths: tuple[str, ...] = ()
-    """Files or folders; a folder gives all its .txt, .md, .rst, .jsonl and .json files."""
+    """Files or folders, from the working directory on; a folder gives its .txt, .md, .rst, .jsonl and .json files."""
     text_field: str = "text"
     """The field of a JSONL row that holds its text."""
     seq_len: int = 64
@@ -98,11 +98,11 @@ def find_files(paths: Sequence[str]) -> dict[str, Path]:
         if root.is_file():
             if root.suffix.lower() not in READERS:
                 raise ValueError(f"task.text_files.paths: {path} ends in none of {', '.join(READERS)}; rename it")
-            found[root.name if root.name not in found else path] = root
+            _put(found, root.name, root)
         elif root.is_dir():
             for file in root.rglob("*"):
                 if file.is_file() and file.suffix.lower() in READERS:
-                    found[file.relative_to(root).as_posix()] = file
+                    _put(found, file.relative_to(root).as_posix(), file)
         else:
             raise ValueError(f"task.text_files.paths: {path} does not exist; correct the path or name it with --data")
     if not found:
@@ -110,6 +110,16 @@ def find_files(paths: Sequence[str]) -> dict[str, Path]:
             f"task.text_files.paths: no {', '.join(READERS)} file under {', '.join(paths)}; name other files or folders"
         )
     return dict(sorted(found.items()))
+
+
+def _put(found: dict[str, Path], name: str, file: Path) -> None:
+    """Add a file under its name, or a numbered one where two paths hold files of one name; a file given twice once."""
+    number = 2
+    free = name
+    while free in found and not found[free].samefile(file):
+        free = f"{name}~{number}"
+        number += 1
+    found[free] = file
 
 
 def _read(reader: str, file: Path) -> Any:

@@ -62,9 +62,10 @@ def test_the_terminal_shows_baseline_bigram_and_what_a_lead_is_worth(search: Sea
 
 def test_seed_spread_is_the_pooled_deviation_of_replicas(search: Search) -> None:
     spread, degrees = seed_spread(search)
-    groups = [group[Metric.LOSS].to_numpy() for _, group in search.finals.groupby("candidate")]
-    assert degrees == 12
-    assert spread == pytest.approx(np.sqrt(np.mean([group.var(ddof=1) for group in groups])))
+    groups = [group[Metric.LOSS].to_numpy() for _, group in search.finals.groupby("point_id")]
+    assert degrees == sum(len(group) - 1 for group in groups) == 14
+    squares = sum(group.var(ddof=1) * (len(group) - 1) for group in groups)
+    assert spread == pytest.approx(np.sqrt(squares / degrees))
 
 
 def test_a_report_says_what_won_what_is_open_and_how_to_replay(uri: str, search: Search, tmp_path: Path) -> None:

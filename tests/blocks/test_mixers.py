@@ -148,13 +148,16 @@ def test_declared_flops_equal_the_counted_matrix_products(length: int) -> None:
     assert SMALL_LINEAR.flops_per_token(DIMS, length, causal=False) == counted_flops(SMALL_LINEAR.build(DIMS), length)
 
 
-@pytest.mark.parametrize(("mixer", "window"), [(SMALL_SOFTMAX, 50), (SMALL_WINDOW, 5), (SMALL_LINEAR, None)])
-def test_causal_flops_count_visible_pairs_only(mixer: AbstractMixer, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("mixer", "window", "products"), [(SMALL_SOFTMAX, 50, 2), (SMALL_WINDOW, 5, 2), (SMALL_LINEAR, None, 3)]
+)
+def test_causal_flops_count_visible_pairs_only(mixer: AbstractMixer, window: int | None, products: int) -> None:
+    """Logits and weighted values are two products a pair; linear attention's normaliser is the third."""
     length = 50
     shape = mixer.head_shape()
     pairs = sum(min(t + 1, window or length) for t in range(length))
     difference = mixer.flops_per_token(DIMS, length, True) - mixer.flops_per_token(DIMS, 1, True)
-    assert difference * length == pytest.approx(4 * shape.heads * shape.head_dim * (pairs - length))
+    assert difference * length == pytest.approx(2 * products * shape.heads * shape.head_dim * (pairs - length))
 
 
 def test_inner_width_is_free_of_the_model_width() -> None:

@@ -1,12 +1,14 @@
 """Specs of small trials, made the way a search makes them: an experiment text, a point, a spec."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runners.candidate import Resolved, full_space, make_spec, resolve
 from runners.tasks import TASKS, TaskData, task_from_plain
+from runners.train import run_trial
 from search_space.domains import Scalar
 from search_space.experiment import Experiment, read
-from search_space.records import Seeds, TrialSpec
+from search_space.records import Reading, Seeds, TrialResult, TrialSpec
 from search_space.space import default_point
 
 SMALL = """
@@ -21,6 +23,25 @@ model:
   tied: true
   ffn: {gelu: {expansion: 4.0}}
   norm: layernorm
+  placement: pre
+  init: xavier
+optimizer: {adamw: {learning_rate: 1e-2}}
+search: {trials: 1}
+engine: {jobs: 1, device: cpu}
+"""
+
+BYTES = """
+task:
+  python_source: {seq_len: 32, max_bytes: 262144}
+budget: {tokens: 16384, batch_tokens: 512, eval_tokens: 2048, eval_every: 4096}
+model:
+  d_model: 32
+  layers: 2
+  mixer: {softmax: {kv_heads: 2, queries_per_kv: 1, head_dim: 16, qk_norm: none}}
+  position: rotary
+  tied: true
+  ffn: {swiglu: {expansion: 4.0}}
+  norm: rmsnorm
   placement: pre
   init: xavier
 optimizer: {adamw: {learning_rate: 1e-2}}
@@ -60,3 +81,18 @@ def prepare(
     seeds = Seeds(init=init, data=data, dropout=dropout)
     spec = make_spec(resolved, experiment, fingerprint=task_data.fingerprint, seeds=seeds)
     return Prepared(experiment=experiment, resolved=resolved, data=task_data, spec=spec)
+
+
+def keep_going(reading: Reading) -> bool:
+    """A report that prunes nothing."""
+    return True
+
+
+def run(made: Prepared, report: Callable[[Reading], bool] = keep_going, **options: bool) -> TrialResult:
+    """The trial of a prepared spec."""
+    return run_trial(made.spec, made.data, report, **options)
+
+
+def losses(result: TrialResult) -> list[float]:
+    """Every loss of every reading."""
+    return [value for reading in result.curve for value in (reading.loss, reading.train_loss)]

@@ -1,10 +1,7 @@
 import dataclasses
-import json
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,44 +10,11 @@ from safetensors.torch import load_model
 
 from runners.candidate import rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
-from runners.divergence import TrialEnd, Watch
 from runners.evaluate import evaluate
 from runners.train import accumulate, run_trial
 from search_space.canon import canonical_json
 from search_space.records import Metric, Reading, Status, TrialResult, result_from_plain, to_plain
-from tests.runners.specs import Prepared, prepare
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-BYTES = """
-task:
-  python_source: {seq_len: 32, max_bytes: 262144}
-budget: {tokens: 16384, batch_tokens: 512, eval_tokens: 2048, eval_every: 4096}
-model:
-  d_model: 32
-  layers: 2
-  mixer: {softmax: {kv_heads: 2, queries_per_kv: 1, head_dim: 16, qk_norm: none}}
-  position: rotary
-  tied: true
-  ffn: {swiglu: {expansion: 4.0}}
-  norm: rmsnorm
-  placement: pre
-  init: xavier
-optimizer: {adamw: {learning_rate: 1e-2}}
-search: {trials: 1}
-engine: {jobs: 1, device: cpu}
-"""
-
-
-def keep_going(reading: Reading) -> bool:
-    return True
-
-
-def run(made: Prepared, report: Callable[[Reading], bool] = keep_going, **options: bool) -> TrialResult:
-    return run_trial(made.spec, made.data, report, **options)
-
-
-def losses(result: TrialResult) -> list[float]:
-    return [value for reading in result.curve for value in (reading.loss, reading.train_loss)]
+from tests.runners.specs import BYTES, Prepared, keep_going, losses, prepare, run
 
 
 @pytest.fixture(scope="module")
@@ -205,111 +169,6 @@ def test_bfloat16_trains_close_to_float32() -> None:
     assert half.metrics[Metric.LOSS] == pytest.approx(full.metrics[Metric.LOSS], abs=0.1)
 
 
-def test_a_pruned_trial_stops_at_the_reading_that_condemned_it() -> None:
-    result = run(prepare(), lambda reading: reading.tokens < 1280)
-    assert result.status is Status.PRUNED
-    assert result.tokens == 1280 == result.curve[-1].tokens
-    assert Metric.LOSS not in result.metrics
-    assert "1280 tokens" in result.reason
-
-
-def test_the_last_reading_prunes_nobody() -> None:
-    result = run(prepare(), lambda reading: reading.tokens < 2560)
-    assert result.status is Status.OK
-
-
-def test_a_trial_over_its_seconds_is_timed_out() -> None:
-    made = prepare("budget.max_seconds=0.05", "budget.tokens=1280000")
-    before = time.perf_counter()
-    result = run(made)
-    assert result.status is Status.TIMED_OUT
-    assert time.perf_counter() - before < 10
-    assert 0 < result.tokens < 1280000
-    assert "budget.max_seconds=0.05" in result.reason
-
-
-@pytest.fixture(scope="module")
-def faults() -> dict[str, TrialResult]:
-    """One trial per fault of a user's own block, in a process of its own, so that no other test sees that block."""
-    code = "from tests.runners import faulty_blocks; faulty_blocks.main()"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    return {fault: result_from_plain(plain) for fault, plain in json.loads(done.stdout).items()}
-
-
-def test_users_own_blocks_train(faults: dict[str, TrialResult]) -> None:
-    assert faults["none"].status is Status.OK, faults["none"].last_lines
-
-
-def test_a_nan_is_a_divergence_at_the_tokens_where_it_came(faults: dict[str, TrialResult]) -> None:
-    result = faults["nan"]
-    assert result.status is Status.DIVERGED
-    assert result.first_nonfinite_step == 4 * 128
-    assert "the training loss is nan at 512 tokens" in result.reason
-    assert all(math.isfinite(value) for value in result.metrics.values())
-    assert [reading.tokens for reading in result.curve] == [0]
-
-
-def test_a_failed_allocation_is_out_of_memory(faults: dict[str, TrialResult]) -> None:
-    result = faults["memory"]
-    assert result.status is Status.OUT_OF_MEMORY
-    assert "allocate memory" in result.reason
-    assert result.tokens == 3 * 128
-
-
-def test_any_other_error_fails_the_trial_and_keeps_the_end_of_its_traceback(faults: dict[str, TrialResult]) -> None:
-    result = faults["error"]
-    assert result.status is Status.FAILED
-    assert result.reason == "KeyError: 'the fourth pass always fails'"
-    assert "faulty_blocks.py" in result.last_lines
-    assert result.last_lines.endswith("KeyError: 'the fourth pass always fails'")
-
-
-def watched(losses: list[float], norm: float = 1.0) -> Watch:
-    watch = Watch(100)
-    for loss in losses:
-        watch.add(torch.tensor(loss), torch.tensor(norm))
-    return watch
-
-
-def test_a_loss_that_stays_far_above_its_start_is_a_divergence() -> None:
-    with pytest.raises(TrialEnd, match=r"above 9\.000 for 20 steps, up to 2400 tokens; it began at 6\.000") as caught:
-        watched([6.0] * 4 + [9.1] * 25).check()
-    assert caught.value.status is Status.DIVERGED
-    assert caught.value.first_nonfinite == 0
-
-
-@pytest.mark.parametrize("losses", [[6.0] + ([9.1] * 19 + [8.9]) * 3, [6.0] + [8.9] * 60, [2.0] + [3.9] * 60])
-def test_excursions_and_moderate_rises_are_no_divergence(losses: list[float]) -> None:
-    watch = watched(losses)
-    watch.check()
-    assert watch.mean_since_reading() == pytest.approx(sum(losses) / len(losses))
-
-
-def test_an_infinite_gradient_norm_is_a_divergence_at_its_step() -> None:
-    watch = watched([3.0, 3.0])
-    watch.add(torch.tensor(3.0), torch.tensor(math.inf))
-    with pytest.raises(TrialEnd, match="the gradient norm is inf at 300 tokens") as caught:
-        watch.check()
-    assert caught.value.first_nonfinite == 300
-
-
-def test_other_data_than_the_specs_fail_the_trial() -> None:
-    made = prepare()
-    other = prepare("task.mqar.seed=1").data
-    result = run_trial(made.spec, other, keep_going)
-    assert result.status is Status.FAILED
-    assert "fingerprint" in result.reason
-
-
-def test_an_interrupt_is_not_swallowed() -> None:
-    def interrupt(reading: Reading) -> bool:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(prepare(), interrupt)
-
-
 def test_longer_sequences_are_evaluated_after_training() -> None:
     result = run(prepare("task.mqar.eval_lengths=[16, 64]"))
     assert result.status is Status.OK, result.last_lines
@@ -380,41 +239,9 @@ def test_peak_memory_sees_an_allocation_that_is_gone_again() -> None:
     assert peak_bytes("cpu", baseline) >= 0.9 * 2**26
 
 
-def cuda(*overrides: str) -> Prepared:
-    return prepare("engine.device=cuda", *overrides, text=BYTES)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_cuda_trains_in_bfloat16_as_well_as_the_cpu(trained: TrialResult) -> None:
-    made = cuda()
-    assert made.spec.dtype == "bfloat16"
-    result = run(made)
-    assert result.status is Status.OK, result.last_lines
-    assert result.metrics[Metric.LOSS] == pytest.approx(trained.metrics[Metric.LOSS], abs=0.1)
-    assert result.metrics[Metric.PEAK_BYTES] > 2**20
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.parametrize("mixer", ["softmax", "linear", "sliding_window"])
-def test_cuda_repeats_its_numbers_to_the_bit_when_deterministic(mixer: str) -> None:
-    made = cuda(f"model.mixer={mixer}", "model.residual_dropout=0.1", "engine.deterministic=true")
-    first, second = run(made), run(made)
-    assert first.status is Status.OK, first.last_lines
-    assert losses(first) == losses(second)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_cuda_starts_from_the_weights_of_the_cpu(trained: TrialResult) -> None:
-    result = run(cuda("engine.dtype=float32"))
-    assert result.curve[0].loss == pytest.approx(trained.curve[0].loss, abs=1e-4)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_cuda_out_of_memory_is_told_and_survived() -> None:
-    made = cuda("budget.batch_tokens=1073741824", "budget.tokens=1073741824", "budget.eval_every=1073741824")
-    assert run(made).status is Status.OUT_OF_MEMORY
-    assert run(cuda()).status is Status.OK
+def test_training_needs_neither_search_nor_tracking_libraries() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['optuna', 'mlflow', 'pandas', 'datasets', 'matplotlib']));"
+        "import runners.train, runners.candidate, runners.tasks"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).parents[2], check=True)
