@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blocks.encoder_decoder import EncoderDecoderLM
 from blocks.families import State
 from blocks.model import DecoderLM
+from blocks.ops.running_sum import running_sum
 from search_space.canon import seed_from
 from search_space.errors import UserError
 
@@ -157,7 +158,7 @@ def draw(logits: Float[Tensor, "B V"], sampling: Sampling, uniform: Float[Tensor
     if sampling.temperature == 0:
         return logits.argmax(-1)
     probabilities, order = kept_probabilities(logits, sampling)
-    below = probabilities.cumsum(-1) <= uniform[:, None].double()
+    below = running_sum(probabilities) <= uniform[:, None].double()
     last = (probabilities > 0).sum(-1) - 1
     return order.gather(-1, torch.minimum(below.sum(-1), last)[:, None])[:, 0]
 
@@ -172,7 +173,7 @@ def kept_probabilities(
         ordered = ordered.masked_fill(beyond, -torch.inf)
     probabilities = torch.softmax(ordered, dim=-1)
     if sampling.top_p < 1:
-        before = probabilities.cumsum(-1) - probabilities
+        before = running_sum(probabilities) - probabilities
         probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return probabilities, order

@@ -14,6 +14,7 @@ from blocks.families import Context, Dims, Role, RoutedFFN, linear, mark
 from blocks.ffn.modules import GatedFFN
 from blocks.ops.experts import grouped_experts
 from blocks.ops.precision import full_precision
+from blocks.ops.running_sum import running_sum
 
 BIAS_STEP = 0.001
 """How far a selection bias moves between two optimizer steps (DeepSeek-V3, section 4.2)."""
@@ -94,7 +95,7 @@ def within_capacity(
     taken = chosen(experts, n_experts)
     if live is not None:
         taken = taken * live[..., None]
-    return taken.cumsum(1).gather(2, experts) <= capacity
+    return running_sum(taken).gather(2, experts) <= capacity
 
 
 def capacity_of(factor: float, dims: Dims, top_k: int, n_experts: int) -> int:

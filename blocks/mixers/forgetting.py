@@ -23,6 +23,7 @@ from blocks.families import (
 from blocks.mixers import heads as attention
 from blocks.mixers.projections import appended, join_heads, projections, split_heads
 from blocks.ops.attention import visible_keys, weighted_values
+from blocks.ops.running_sum import running_sum
 from blocks.ops.scores import masked_softmax, scaled_logits
 from blocks.registry import register
 
@@ -33,7 +34,7 @@ def forgotten(log_gate: Float[Tensor, "B S H"], n_query: int) -> Float[Tensor, "
     A difference of two long sums loses digits: they are kept in float64, as a coarse part whose difference is exact
     to rounding, and what is left of it.
     """
-    total = rearrange(log_gate.double().cumsum(1), "B S H -> B H S")
+    total = rearrange(running_sum(log_gate.double()), "B S H -> B H S")
     coarse = total.to(log_gate.dtype)
     rest = (total - coarse).to(log_gate.dtype)
     by_query = slice(log_gate.shape[1] - n_query, None)

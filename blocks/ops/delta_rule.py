@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
-from blocks.ops.gated_scan import decayed_products, empty_state, into_chunks, pair_decays, widened
+from blocks.ops.gated_scan import decayed_products, decays_since_start, empty_state, into_chunks, pair_decays, widened
 from blocks.ops.precision import full_precision
 
 CHUNK = 32
@@ -63,7 +63,7 @@ def chunked(
             into_chunks(x, chunk) for x in widened(q, k, v, beta[..., None], log_decay)
         )
         decays = pair_decays(log_decay)
-        since_start = log_decay.cumsum(-2).exp()
+        since_start = decays_since_start(log_decay)
         overlap = strength * decayed_products(k, k, decays).tril(-1)
         seen = strength * k * since_start
         # One solve gives the writes for an empty state, and what every earlier state takes away from them.

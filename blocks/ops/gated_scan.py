@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
 from blocks.ops.precision import full_precision
+from blocks.ops.running_sum import running_sum
 
 CHUNK = 64
 """Tokens a chunk holds when a head has one decay."""
@@ -37,6 +38,11 @@ def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
 
 
+def decays_since_start(log_decay: Float[Tensor, "*A C #K"]) -> Float[Tensor, "*A C #K"]:
+    """The product of the decays up to each token, itself included."""
+    return running_sum(log_decay.flatten(0, -3)).reshape(log_decay.shape).exp()
+
+
 def pair_decays(log_decay: Float[Tensor, "*A C #K"]) -> Float[Tensor, "*A C S #K"]:
     """The product of the decays after token s up to token t, for each s <= t; zero for the others.
 
@@ -45,7 +51,8 @@ def pair_decays(log_decay: Float[Tensor, "*A C #K"]) -> Float[Tensor, "*A C S #K
     size = log_decay.shape[-2]
     visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
     after = visible.tril(-1)[..., None]
-    sums = torch.where(after, log_decay[..., :, None, :], 0.0).cumsum(-3)
+    terms = torch.where(after, log_decay[..., :, None, :], 0.0)
+    sums = running_sum(terms.flatten(0, -4)).reshape(terms.shape)
     return sums.masked_fill(~visible[..., None], -torch.inf).exp()
 
 
@@ -94,7 +101,7 @@ def chunked(
     with full_precision(v.device):
         q, k, values, log_decay = (into_chunks(x, chunk) for x in widened(q, k, v, log_decay))
         decays = pair_decays(log_decay)
-        since_start = log_decay.cumsum(-2).exp()
+        since_start = decays_since_start(log_decay)
         added = einsum(k * decays[..., -1, :, :], values, "B N H C K, B N H C V -> B N H K V")
         keep = since_start[..., -1:, :].transpose(-1, -2)
         before = []

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
-from blocks.ops.gated_scan import decayed_products, empty_state, into_chunks, pair_decays, widened
+from blocks.ops.gated_scan import decayed_products, decays_since_start, empty_state, into_chunks, pair_decays, widened
 from blocks.ops.precision import full_precision
 
 CHUNK = 8
@@ -39,7 +39,7 @@ def chunked(
         q, k, values, a, b, log_decay = (into_chunks(x, chunk) for x in widened(q, k, v, a, b, log_decay))
         decays = pair_decays(log_decay)
         earlier = F.pad(decays[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
-        since_start = log_decay.cumsum(-2).exp()
+        since_start = decays_since_start(log_decay)
         until = a * F.pad(since_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
         read = decayed_products(a, k, earlier) @ values
         # One solve gives what a reads from an empty state, and how it reads every earlier state.

@@ -13,6 +13,7 @@ from blocks.families import CAUSAL_ONLY, AbstractPosition, Dims, Direction, Head
 from blocks.ops.distance import distances
 from blocks.ops.precision import full_precision
 from blocks.ops.relative import against_rows
+from blocks.ops.running_sum import running_sum
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -20,7 +21,7 @@ from search_space.domains import choice
 def counted_positions(gates: Float[Tensor, "B H T S"], start: int) -> Float[Tensor, "B H T S"]:
     """p_ij: the sum of query i's gates over the keys from j to the query itself; keys after it are not counted."""
     past = distances(gates.shape[2], gates.shape[3], start, gates.device) >= 0
-    return (gates * past).flip(-1).cumsum(-1).flip(-1)
+    return running_sum((gates * past).flatten(0, 2).flip(-1)).flip(-1).reshape(gates.shape)
 
 
 def interpolated(scores: Float[Tensor, "B H T N"], place: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
