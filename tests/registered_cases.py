@@ -1,8 +1,13 @@
-"""Cases shared by tests over the registry: every variant, every mixer x position pair, every option of a field."""
+"""Cases shared by tests over the registry: every variant, every mixer x position pair, every option of a field.
+
+The fast tier takes every variant once (each mixer with its richest position scheme, each scheme with softmax), and one
+option of every field. The slow tier adds the other options and a fixed third of the other pairs.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -121,11 +126,33 @@ def is_first(changes: Changes) -> bool:
     return mixer == "softmax" or changes == with_position({"mixer.kind": mixer})
 
 
+def in_the_third(changes: Changes) -> bool:
+    """True for about every third case, the same ones in every run."""
+    return zlib.crc32(label(changes).encode()) % 3 == 0
+
+
+def slow(cases: Iterable[Changes]) -> list[Any]:
+    return [pytest.param(changes, marks=pytest.mark.slow) for changes in cases]
+
+
 def tiered(cases: list[Changes]) -> list[Any]:
-    """The cases, all but the first ones marked slow: pairs grow with the product of both families."""
-    return [changes if is_first(changes) else pytest.param(changes, marks=pytest.mark.slow) for changes in cases]
+    """The first cases, and a third of the others for the slow tier: pairs grow with the product of both families."""
+    first = [changes for changes in cases if is_first(changes)]
+    return [*first, *slow(changes for changes in cases if not is_first(changes) and in_the_third(changes))]
+
+
+def changed_path(changes: Changes) -> str:
+    """The path of the option that a case of OPTIONS sets."""
+    return next(path for path in reversed(changes) if path not in ("position.kind", "placement.kind"))
+
+
+def first_options() -> list[Changes]:
+    """One option of every field of every variant."""
+    return list({changed_path(changes): changes for changes in reversed(OPTIONS)}.values())
 
 
 PAIRS = pairs(legal=True)
 BUILT = [*PAIRS, *variants()]
 OPTIONS = [with_placement(with_position(changes)) for changes in options()]
+FIRST_OPTIONS = first_options()
+OPTION_CASES = [*FIRST_OPTIONS, *slow(changes for changes in OPTIONS if changes not in FIRST_OPTIONS)]

@@ -32,7 +32,7 @@ PAIRS = [(mixer, kind) for mixer, kind in itertools.product(MIXERS, KINDS) if KI
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def drawn(module: nn.Module) -> None:
