@@ -123,7 +123,7 @@ def test_decoding_equals_the_full_pass(small: Make, changes: Changes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", filter(is_first, BUILT), ids=label)
+@pytest.mark.parametrize("changes", [*filter(is_first, BUILT)], ids=label)
 def test_decoding_equals_the_full_pass_from_every_split(small: Make, changes: Changes) -> None:
     config = small(changes)
     model = stirred(config).double()

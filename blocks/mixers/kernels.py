@@ -76,4 +76,5 @@ def kernel_flops(d_model: int, shape: HeadShape, value_dim: int, feature_dim: in
     pairs = heads.mean_visible(chunk, chunk) if causal else float(chunk)
     projections = 2.0 * d_model * shape.heads * (2 * shape.head_dim + 2 * value_dim)
     scores = 2.0 * shape.heads * (feature_dim + value_dim) * pairs
-    return projections + scores + shape.heads * (4.0 * feature_dim * value_dim + 2.0 * feature_dim)
+    normaliser = 2.0 * shape.heads * feature_dim * (pairs + 1)
+    return projections + scores + shape.heads * 4.0 * feature_dim * value_dim + normaliser

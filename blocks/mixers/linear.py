@@ -1,6 +1,5 @@
 """Linear attention: the softmax kernel replaced by a product of features, so that the past is one sum."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -132,10 +131,8 @@ class Linear(AbstractMixer):
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         chunk = min(CHUNK, length)
-        chunks = math.ceil(length / chunk)
         pairs = heads.mean_visible(chunk, chunk) if causal else chunk
         features, sums = self.heads * self.head_dim, self.heads * self.head_dim**2
         normaliser = 2.0 * features * (pairs + 1)
-        across = 2.0 * chunks**2 * (sums + features) / length if chunks > 1 else 0.0
         projections = heads.projection_flops(dims.d_model, self.head_shape())
-        return projections + heads.score_flops(self.head_shape(), pairs) + 4.0 * sums + normaliser + across
+        return projections + heads.score_flops(self.head_shape(), pairs) + 4.0 * sums + normaliser
