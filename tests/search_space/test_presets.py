@@ -14,6 +14,7 @@ from blocks.families import (
     AbstractPlacement,
     AbstractPosition,
     AbstractPremixer,
+    AbstractResidual,
     Direction,
     InfeasibleArchitecture,
 )
@@ -26,7 +27,15 @@ from search_space.space import OneOf, Space, default_point, narrow, random_point
 
 FULL = full_space()
 DRAWS = 12
-DECLARED = ("needs the hook", "is derived for layers with", "puts norms at")
+DECLARED = (
+    "needs the hook",
+    "is derived for layers with",
+    "puts norms at",
+    "mixes values over layers",
+    "needs the same kind of mixer",
+    "scales what a layer adds",
+    "uses one block in layers",
+)
 """What a refusal says where one block lacks what another declares to need."""
 
 
@@ -137,6 +146,7 @@ def test_full_holds_every_variant_of_every_family_and_opens_dropout() -> None:
         "norm": AbstractNorm,
         "placement": AbstractPlacement,
         "init": AbstractInit,
+        "residual": AbstractResidual,
     }.items():
         assert kinds(experiment, family) == causal(abstract), family
     opened = set(searched(experiment.space))
