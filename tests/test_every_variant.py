@@ -86,16 +86,16 @@ def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> 
 @cases
 def test_future_tokens_do_not_change_the_past(small: Make, changes: Changes) -> None:
     config = small(changes)
-    model = stirred(config)
+    model = stirred(config).double()
     for length in (1, 2, LENGTH):
-        tokens = tokens_for(config, length=length)
-        before = logits(model, tokens)
-        for changed in sorted({0, length // 2, length - 1}):
-            other = tokens.clone()
-            other[:, changed] = (other[:, changed] + 1) % config.vocab_size
-            after = logits(model, other)
-            torch.testing.assert_close(after[:, :changed], before[:, :changed], rtol=0, atol=1e-6)
-            assert not torch.equal(after[:, changed], before[:, changed])
+        places = sorted({0, length // 2, length - 1})
+        tokens = tokens_for(config, batch=1, length=length).repeat(1 + len(places), 1)
+        for row, place in enumerate(places, start=1):
+            tokens[row, place] = (tokens[row, place] + 1) % config.vocab_size
+        before, *after = logits(model, tokens)
+        for place, changed in zip(places, after, strict=True):
+            torch.testing.assert_close(changed[:place], before[:place], rtol=0, atol=1e-11)
+            assert (changed[place] - before[place]).abs().max() > 1e-9
 
 
 @cases
@@ -117,7 +117,7 @@ def test_decoding_equals_the_full_pass(small: Make, changes: Changes) -> None:
     model = stirred(config).double()
     tokens = tokens_for(config)
     whole = logits(model, tokens)
-    for sizes in ([1, 1, 1, 6, 1, 8, 1, 1, LENGTH - 20], [LENGTH - 1, 1], [LENGTH]):
+    for sizes in ([1, 1, 6, 1, 8, 1, LENGTH - 18], [LENGTH - 1, 1]):
         torch.testing.assert_close(decoded(model, tokens, sizes), whole, rtol=1e-9, atol=1e-9)
 
 
@@ -247,6 +247,8 @@ def test_every_option_has_an_effect_or_is_canonicalised_away(small: Make, change
         return
     other_parameters, other_y = numbers(base)
     assert parameters != other_parameters or (y - other_y).abs().max() > 1e-9
+    if config.canonical() == config:
+        return
     canonical_parameters, canonical_y = numbers(config.canonical())
     assert canonical_parameters == parameters
     torch.testing.assert_close(canonical_y, y, rtol=1e-6, atol=1e-6)
@@ -272,7 +274,7 @@ def test_one_seed_gives_one_set_of_numbers(small: Make, changes: Changes) -> Non
     assert torch.equal(before, torch.get_rng_state()), "building must leave the global generator alone"
     tokens = tokens_for(config)
     assert torch.equal(logits(one, tokens), logits(same, tokens))
-    assert not torch.equal(logits(one, tokens), logits(other, tokens))
+    assert not torch.equal(one.embedding, other.embedding)
 
 
 @pytest.mark.gpu

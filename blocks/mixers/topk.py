@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from blocks.ops.scores import masked_softmax, scaled_logits
 from blocks.registry import register
 from search_space.domains import choice
 
+TIE = 64
+"""Logits so many roundings apart count as equal."""
+
 
 def top_rule(kept: int, causal: bool) -> Weigh:
     """Softmax over the `kept` largest visible logits of each row, all of them where ties reach further."""
@@ -26,7 +30,9 @@ def top_rule(kept: int, causal: bool) -> Weigh:
         if kept >= n_key:
             return masked_softmax(logits, seen)
         least = logits.detach().masked_fill(~seen, -float("inf")).topk(kept, dim=-1).values[..., -1:]
-        return masked_softmax(logits, seen & (logits >= least))
+        # Equal keys may get logits that differ in their last bits, and not alike in decoding and in a full pass.
+        slack = TIE * torch.finfo(logits.dtype).eps * (1 + least.abs())
+        return masked_softmax(logits, seen & (logits >= least - slack))
 
     return weigh
 

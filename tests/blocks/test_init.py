@@ -250,6 +250,7 @@ def test_zero_outputs_make_every_layer_the_identity_and_the_loss_that_of_guessin
     assert float(loss) == pytest.approx(math.log(48), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_t_fixup_trains_six_layers_without_norms_or_warm_up(small: Make) -> None:
     model = small({**placed("t_fixup"), "layers": 6}).build(seed=3)
     tokens = (torch.arange(20) + torch.arange(0, 48, 6)[:, None]) % 48

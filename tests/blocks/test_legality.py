@@ -276,6 +276,7 @@ def test_row_23_long_convolutions_cannot_pack_and_decode_by_a_fallback(small: Ma
         torch.testing.assert_close(y, model(TOKENS)[0][:, 10:], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_row_24_hyper_connections_take_any_layer_that_adds(small: Make) -> None:
     for kind, placement in registry.variants(AbstractPlacement).items():
         changes = {"residual.kind": "hyper_connections", "placement.kind": kind}

@@ -272,6 +272,7 @@ def test_the_bias_selects_but_does_not_weigh_and_has_no_gradient() -> None:
     assert "bias" in module.state_dict()
 
 
+@pytest.mark.slow
 def test_moving_the_bias_evens_out_the_load() -> None:
     module = built(BiasedMoe(experts=8, top_k=2), std=0.02).train()
     module.router.weight.data[:2] += 0.05

@@ -157,6 +157,7 @@ def assert_flat(found: list[dict[str, float]], widths: tuple[int, ...]) -> None:
     assert narrow < wide < 0.05
 
 
+@pytest.mark.slow
 def test_activations_move_alike_at_every_width_under_maximal_update_only(small: Make) -> None:
     widths = (64, 128, 256, 512)
     assert_flat([drift(small, "mup", width) for width in widths], widths)

@@ -49,6 +49,7 @@ def test_chunked_and_recurrent_forms_agree_with_gradients(length: int) -> None:
             torch.testing.assert_close(ours, reference, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_single_chunk_passes_gradcheck_in_float64() -> None:
     assert torch.autograd.gradcheck(
         from_nothing(chunked), [x[:1, :, :1].clone().requires_grad_() for x in drawn_scan(4)]

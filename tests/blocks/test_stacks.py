@@ -379,6 +379,7 @@ def test_pointer_copy_names_words_outside_the_vocabulary(small: Make) -> None:
     torch.testing.assert_close(step, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_learns_to_reverse(small: Make) -> None:
     torch.manual_seed(0)
     model = enc_dec(small, {"init.kind": "xavier"}, encoder_layers=1).build(seed=0).train()
