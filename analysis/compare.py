@@ -42,6 +42,8 @@ class Verdict:
     unit: str
     more_seeds: int
     """How many further pairs would probably decide, were the observed gap and spread the true ones; 0 when decided."""
+    withheld: str = ""
+    """Why nothing is decided although the pairs alone would decide; empty when the pairs speak for themselves."""
 
     @property
     def identical(self) -> bool:
@@ -175,6 +177,11 @@ def _sentence(verdict: Verdict) -> str:
     if v.identical:
         return f"{v.contestant} and {v.baseline} are equal to the last bit in each of {pairs}: the change does nothing"
     ends = interval_text(v.low, v.high)
+    if v.withheld and v.n == 0:
+        return f"undecided: {v.withheld}; there is no seed on which both ended well"
+    if v.withheld:
+        gap = f"{v.contestant} minus {v.baseline} is {number_text(v.estimate)} {v.unit} {ends} over {pairs}"
+        return f"undecided: {v.withheld}; {gap} alone on which both ended well"
     if v.kind == "equal":
         return f"{v.contestant} equals {v.baseline} within ±{number_text(v.margin)} {v.unit} {ends}, {pairs}"
     if v.n == 0:

@@ -1,5 +1,8 @@
 """What each choice was worth: an additive model of the loss at equal tokens, with intervals, counts and failures.
 
+All of it is descriptive: an adaptive sampler chose the trials in view of earlier losses, and the covariates are picked
+on the same data, so an interval may miss more often than its level says. Between candidates, paired finals decide.
+
 Pruned trials enter at the last token count that nearly all trained trials reached, so that nothing is compared at
 unequal budgets; trials that ended badly are no loss but a rate. Each factor is estimated with as many of the other
 factors beside it as the number of trials bears.
@@ -65,7 +68,7 @@ class Effects:
     unit: str
     n: int
     alpha: float
-    """The chance that any interval of the table misses."""
+    """The chance that any interval of the table would miss, were the trials drawn at random and the model given."""
     rows: tuple[Effect, ...]
     failures: tuple[FailureRate, ...]
     agreement: float
@@ -90,7 +93,10 @@ class Effects:
 
 
 def main_effects(search: Search, *, alpha: float = ALPHA) -> Effects:
-    """The effect of every varied choice on the loss at equal tokens; the intervals hold together at 1 - alpha."""
+    """The effect of every varied choice on the loss at equal tokens: descriptive, since the sampler chose the trials.
+
+    The intervals are widened for their number, as if they were to hold together at 1 - alpha.
+    """
     tokens = curves.common_tokens(search)
     outcome = curves.loss_at(search, tokens)
     trials = search.trials[search.trials["run_id"].isin(outcome.index)].reset_index(drop=True)

@@ -78,6 +78,11 @@ class RunRow:
         return self.tags.get(Tag.STAGE, str(Stage.SEARCH))
 
     @property
+    def generation(self) -> int:
+        """The generation of the search it was proposed in."""
+        return int(self.tags.get(Tag.GENERATION, "0"))
+
+    @property
     def status(self) -> str:
         """How the trial ended, or 'running'."""
         if self.state not in _UNTAGGED:

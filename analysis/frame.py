@@ -57,8 +57,8 @@ class Search:
     uri: str
     name: str
     frame: pd.DataFrame
-    """One row per child run: number, run_id, name, stage, status, reason, candidate, replica, ids, start, end, every
-    metric under its name, and every path under param/<path> (missing where the path is not live)."""
+    """One row per child run: number, run_id, name, stage, generation, status, reason, candidate, replica, ids, start,
+    end, every metric under its name, and every path under param/<path> (missing where the path is not live)."""
     curves: pd.DataFrame
     """run_id, number, stage, tokens, loss, train_loss, seconds: one row per validation reading, tokens increasing."""
     parent: Parent
@@ -70,8 +70,9 @@ class Search:
 
     @cached_property
     def finals(self) -> pd.DataFrame:
-        """The finals, by candidate and replica."""
+        """The finals of the newest generation that has any, by candidate and replica; their numbers restart in each."""
         chosen = self.frame[self.frame["stage"] == Stage.FINAL]
+        chosen = chosen[chosen["generation"] == chosen["generation"].max()]
         return chosen.sort_values(["candidate", "replica"]).reset_index(drop=True)
 
     @property
@@ -207,6 +208,7 @@ def _frame(children: Sequence[RunRow]) -> pd.DataFrame:
             "run_id": row.run_id,
             "name": row.name,
             "stage": row.stage,
+            "generation": row.generation,
             "status": row.status,
             "replica": int(row.tags.get(Tag.REPLICA, "0")),
             "is_baseline": row.tags.get(Tag.BASELINE, "").lower() == "true",

@@ -68,11 +68,14 @@ def list_runs(uri: str, name: str) -> list[RunRow]:
     """The trials of one search: search stage first, then finals and replays, each by number."""
     rows = [row for row in _runs(uri, [_experiment(uri, name)]) if row.is_trial]
     order = [str(stage) for stage in Stage]
-    return sorted(rows, key=lambda row: (order.index(row.stage), row.number, row.start))
+    return sorted(rows, key=lambda row: (order.index(row.stage), row.number, row.generation, row.start))
 
 
 def find_run(uri: str, text: str) -> RunRow:
-    """The run named NAME/NUMBER, NAME/best, NAME/final/NUMBER, or by its id or a unique beginning of it."""
+    """The run named NAME/NUMBER, NAME/best, NAME/final/NUMBER, or by its id or a unique beginning of it.
+
+    Of a number that several generations hold, the newest one's.
+    """
     if "/" not in text:
         return _by_prefix(uri, text)
     name, *stage, which = text.split("/")
@@ -83,7 +86,8 @@ def find_run(uri: str, text: str) -> RunRow:
             raise StoreError(f"{text}: no trial of {name!r} has finished yet; `assay runs {name}` shows their states")
         return min(done, key=lambda row: row.metrics[Metric.LOSS])
     wanted = stage[0] if stage else str(Stage.SEARCH)
-    held = {str(row.number): row for row in rows if row.stage == wanted}
+    found = sorted((row for row in rows if row.stage == wanted), key=lambda row: row.generation)
+    held = {str(row.number): row for row in found}
     if which not in held:
         span = f"0 to {max(map(int, held))}" if held else "none"
         raise StoreError(f"{text}: search {name!r} has no {wanted} run number {which!r}; it has {span}")

@@ -153,7 +153,10 @@ def effects_figure(effects: Effects) -> Figure:
         axes.plot([], [], "o-", color=CLAIM_COLOURS[word], label=word)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     level = f"{1 - effects.alpha:.0%}"
-    notes = [f"{effects.n} trials, adjusted for the other choices; intervals hold together at {level}"]
+    notes = [
+        "descriptive: the sampler chose the trials; paired finals decide",
+        f"{effects.n} trials, adjusted for the other choices; intervals nominally at {level} for all of them",
+    ]
     if len(rows) < len(spoken):
         notes.append(f"the {len(rows)} largest of {len(spoken)} effects")
     if len(spoken) < len(effects.rows):

@@ -81,8 +81,9 @@ def effects_title(effects: Effects) -> str:
     if effects.n_finished >= 3 and not math.isnan(effects.agreement):
         same = f"; against the final order: Spearman {effects.agreement:.2f} over {effects.n_finished} finished trials"
     return (
-        f"What each choice was worth: difference of validation loss in {effects.unit} at {effects.tokens:,} tokens "
-        f"(equal for all), {effects.n} trials, below zero is better; intervals hold together at {level}{same}"
+        "What each choice was worth (descriptive: the sampler chose the trials): difference of validation loss in "
+        f"{effects.unit} at {effects.tokens:,} tokens (equal for all), {effects.n} trials, below zero is better; "
+        f"intervals nominally at {level} for the whole table{same}; paired finals decide"
     )
 
 

@@ -1,5 +1,10 @@
-"""The finals of a search as verdicts: seeds paired, contrasts counted, costs beside the gap."""
+"""The finals of a search as verdicts: seeds paired, contrasts counted, costs beside the gap.
 
+The pairs are the seeds on which both sides ended well, and so say nothing of a side that often does not. No side that
+ended badly on more seeds than the other is called better or equal, whatever the pairs say.
+"""
+
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +14,10 @@ import pandas as pd
 from analysis.compare import Verdict, paired_verdict
 from analysis.frame import ENDED_BADLY, PARAM, Search, short_path, short_value
 from search_space.domains import Scalar
-from search_space.records import Metric, Status
+from search_space.records import BASE, CHANGED, Metric, Status
 
 ALPHA = 0.05
 """Chance that any verdict of one search is ever wrong."""
-BASE, CHANGED = "base", "changed"
 _COSTS = {Metric.PARAMS: "parameters", Metric.FLOPS: "FLOPs/token", Metric.TOKENS_PER_SECOND: "tokens/s"}
 _SAME_COST = 0.01
 
@@ -30,8 +34,10 @@ class Contrast:
     """replica, base, changed, difference: one row a complete pair, in the order of replicas."""
     failures: dict[str, int]
     """Replicas of each side that ended badly, and so are in no pair."""
+    ended: dict[str, int]
+    """Replicas of each side that ended, well or badly."""
     costs: dict[str, float]
-    """Relative difference of mean cost, changed over base minus one."""
+    """Relative difference of mean cost over the complete pairs, changed over base minus one."""
 
     @property
     def text(self) -> str:
@@ -40,7 +46,8 @@ class Contrast:
         if self.verdict.kind in ("better", "equal", "worse"):
             parts += [self._cost(name, share) for name, share in self.costs.items()]
         sides = {BASE: self.verdict.baseline, CHANGED: self.verdict.contestant}
-        parts += [f"{count} seed(s) of {sides[side]} ended badly" for side, count in self.failures.items() if count]
+        if not self.verdict.withheld:
+            parts += [f"{count} seed(s) of {sides[side]} ended badly" for side, count in self.failures.items() if count]
         return ", ".join(parts)
 
     def _cost(self, name: str, share: float) -> str:
@@ -59,6 +66,7 @@ class Contrast:
             "verdict": self.verdict.to_json(),
             "pairs": self.pairs.to_dict("records"),
             "failures": self.failures,
+            "ended": self.ended,
             "costs": self.costs,
         }
 
@@ -82,22 +90,42 @@ def _contrast(search: Search, name: str, rows: pd.DataFrame, alpha: float, margi
     )
     wide = wide.dropna().sort_index()
     pairs = wide.reset_index().assign(difference=(wide[CHANGED] - wide[BASE]).to_numpy())
+    sides = {side: rows[rows["side"] == side]["status"] for side in (BASE, CHANGED)}
+    failures = {side: int(status.isin(ENDED_BADLY).sum()) for side, status in sides.items()}
+    ended = {side: failures[side] + int((status == Status.OK).sum()) for side, status in sides.items()}
     labels = _labels(search, rows)
+    verdict = paired_verdict(
+        pairs["difference"].tolist(),
+        alpha=alpha,
+        margin=margin,
+        contestant=labels[1],
+        baseline=labels[0],
+        unit=search.unit,
+    )
     return Contrast(
         name=name,
         metric=metric,
         pairs=pairs,
-        failures={side: int(rows[rows["side"] == side]["status"].isin(ENDED_BADLY).sum()) for side in (BASE, CHANGED)},
-        costs=_costs(done),
-        verdict=paired_verdict(
-            pairs["difference"].tolist(),
-            alpha=alpha,
-            margin=margin,
-            contestant=labels[1],
-            baseline=labels[0],
-            unit=search.unit,
-        ),
+        failures=failures,
+        ended=ended,
+        costs=_costs(done[done["replica"].isin(pairs["replica"])]),
+        verdict=_heeding(verdict, failures, ended),
     )
+
+
+def _heeding(verdict: Verdict, failures: dict[str, int], ended: dict[str, int]) -> Verdict:
+    """The verdict, withheld where it would favour the side that ended badly more often, or call it equal."""
+    if failures[BASE] == failures[CHANGED]:
+        return verdict
+    frail = CHANGED if failures[CHANGED] > failures[BASE] else BASE
+    favours_frail = verdict.kind == ("better" if frail == CHANGED else "worse")
+    if verdict.n and not favours_frail and verdict.kind != "equal":
+        return verdict
+    sound = BASE if frail == CHANGED else CHANGED
+    names = {BASE: verdict.baseline, CHANGED: verdict.contestant}
+    told = {side: f"{failures[side]} of {ended[side]}" for side in (BASE, CHANGED)}
+    why = f"{names[frail]} fails {told[frail]} seeds, {names[sound]} {told[sound]}"
+    return dataclasses.replace(verdict, kind="undecided", more_seeds=0, withheld=why)
 
 
 def _labels(search: Search, rows: pd.DataFrame) -> tuple[str, str]:

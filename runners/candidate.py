@@ -15,6 +15,7 @@ from runners.optimize import AbstractOptimizer, AbstractSchedule
 from runners.tasks.data import TaskShape
 from search_space.canon import unflatten
 from search_space.domains import Scalar, choice, family, float_range, nested
+from search_space.errors import UserError
 from search_space.experiment import Experiment, SizeTarget
 from search_space.records import Budget, Seeds, TrialSpec
 from search_space.space import Space, derive
@@ -137,7 +138,7 @@ def rebuild(spec: TrialSpec) -> Candidate:
 def pick_device(wanted: str) -> str:
     """'cpu' or 'cuda'; 'auto' is cuda where there is one."""
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("engine.device='cuda', but torch finds no CUDA device here; write cpu or auto")
+        raise UserError("engine.device='cuda', but torch finds no CUDA device here; write cpu or auto")
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return wanted
@@ -151,7 +152,7 @@ def pick_dtype(wanted: str, device: str) -> str:
 
 
 def check_budget(budget: Budget, train_len: int) -> None:
-    """ValueError unless tokens, batches, micro-batches and readings are whole multiples of each other."""
+    """UserError unless tokens, batches, micro-batches and readings are whole multiples of each other."""
     for name, value, of, unit in (
         ("budget.micro_batch_tokens", budget.micro_batch_tokens, "the sequence length", train_len),
         ("budget.batch_tokens", budget.batch_tokens, "budget.micro_batch_tokens", budget.micro_batch_tokens),
@@ -160,4 +161,4 @@ def check_budget(budget: Budget, train_len: int) -> None:
     ):
         if value < 1 or unit < 1 or value % unit:
             near = max(unit, round(value / unit) * unit) if unit >= 1 else 1
-            raise ValueError(f"{name}={value}: takes a positive multiple of {of} ({unit}); write {near}")
+            raise UserError(f"{name}={value}: takes a positive multiple of {of} ({unit}); write {near}")

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from runners.local_engine import Ended, Job, LocalEngine
+from runners.local_engine import Ended, Job, LocalEngine, Progressed
 from search_space.records import Reading, TrialResult
 
 _LOOK_SECONDS = 0.5
@@ -21,7 +21,11 @@ class AbstractSource:
 
     @abstractmethod
     def report(self, key: int, reading: Reading) -> bool:
-        """Take a reading; False when the trial is to be pruned."""
+        """Decide on a reading; False when the trial is to be pruned. The trial waits meanwhile."""
+
+    @abstractmethod
+    def follow(self, key: int, reading: Reading) -> None:
+        """Show a reading that was decided on; the trial no longer waits."""
 
     @abstractmethod
     def finish(self, key: int, result: TrialResult) -> None:
@@ -63,11 +67,16 @@ def dispatch(engine: LocalEngine, source: AbstractSource, interrupts: Interrupts
             engine.start(job)
         if not engine.busy:
             return not interrupts.asked
-        for event in engine.wait(_LOOK_SECONDS):
+        events = engine.wait(_LOOK_SECONDS)
+        # First every answer that a trial waits for, then what a slow tracking store may hold up.
+        for event in events:
+            if isinstance(event, Progressed):
+                engine.decide(event.key, source.report(event.key, event.reading))
+        for event in events:
             if isinstance(event, Ended):
                 source.finish(event.key, event.result)
             else:
-                engine.decide(event.key, source.report(event.key, event.reading))
+                source.follow(event.key, event.reading)
         if not source.tick():
             return False
     return False

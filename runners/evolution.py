@@ -87,8 +87,9 @@ def _crowding(front: Sequence[Told]) -> dict[int, float]:
 class CmaesSampler(AbstractSampler):
     """CMA-ES (Hansen 2016, The CMA Evolution Strategy: A Tutorial), replayed from the trials told so far.
 
-    Trials are taken in blocks of one generation, by number; a proposal has learned from every leading block that is
-    complete. Broken and pruned trials rank behind all finished ones, pruned before broken.
+    The trials that are points of this space are taken in blocks of one generation, by number, whatever lies between
+    them; a proposal has learned from every leading block of which none is still running. Broken and pruned trials rank
+    behind all finished ones, pruned before broken.
     """
 
     sees_all = True
@@ -99,16 +100,15 @@ class CmaesSampler(AbstractSampler):
     """The searched paths; ranges only."""
 
     def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
-        by_number = {told.number: told for told in history if told.fate is not Fate.RUNNING}
+        known = [told for told in history if told.number < number]
         for attempt in itertools.count():
             strategy = self._strategy(seed_from(self.seed, number, attempt) % 2**32)
             size = strategy.population_size
-            for first in range(0, number - size + 1, size):
-                block = [by_number.get(first + i) for i in range(size)]
-                told = [member for member in block if member is not None]
-                if len(told) < size:
+            for first in range(0, len(known) - size + 1, size):
+                block = known[first : first + size]
+                if any(member.fate is Fate.RUNNING for member in block):
                     break
-                strategy.tell([(self._position(member.point), float(rank)) for rank, member in _ranked(told)])
+                strategy.tell([(self._position(member.point), float(rank)) for rank, member in _ranked(block)])
             position = strategy.ask()
             yield walk(self.space, lambda path, domain, at=position: self._value(path, domain, at))
 

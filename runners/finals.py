@@ -19,15 +19,12 @@ from runners.local_engine import Job
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
 from runners.study import Study
-from runners.telling import as_resolved, directions
+from runners.telling import as_resolved, directions, objective_values
 from search_space.canon import digest, seed_from
-from search_space.records import Metric, Reading, Seeds, Stage, Status, Tag, TrialResult
+from search_space.records import BASE, CHANGED, Metric, Reading, Seeds, Stage, Status, Tag, TrialResult
 
 if TYPE_CHECKING:
     from search_space.experiment import Contrast
-
-BASE, CHANGED = "base", "changed"
-"""The two sides of a contrast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,7 @@ class Finals(AbstractSource):
             self._planned = self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
-            shown = self._shown(entry, twin)
+            shown = dataclasses.replace(self._shown(entry, twin), anew=True)
             self._recorder.begin(shown)
             self._active[entry.number] = shown
             if twin is None:
@@ -91,8 +88,10 @@ class Finals(AbstractSource):
         return next((other for other in same if other.result is not None and other.result.status is Status.OK), None)
 
     def report(self, key: int, reading: Reading) -> bool:
-        self._recorder.reading(self._active[key], reading)
         return True
+
+    def follow(self, key: int, reading: Reading) -> None:
+        self._recorder.reading(self._active[key], reading)
 
     def finish(self, key: int, result: TrialResult) -> None:
         self._ledger.record(key, result)
@@ -132,9 +131,7 @@ class Finals(AbstractSource):
                     self._settle(entry.number)
 
     def _settle(self, number: int) -> None:
-        result = self._ledger[number].result
-        assert result is not None
-        self._ledger.settle(number, [result.metrics[Metric.LOSS]] if result.status is Status.OK else [])
+        self._ledger.settle(number, objective_values([Metric.LOSS], self._ledger[number]))
 
     def _plan(self) -> Iterator[Entry]:
         """The finals that are not stored yet, replica by replica, both sides in turn."""
@@ -149,7 +146,8 @@ class Finals(AbstractSource):
     def _sides(self, contrast: "Contrast") -> dict[str, Resolved]:
         """Both candidates of a contrast; nothing when no trial that is ok would really change."""
         chosen = self._ledger.noted(_base_key(contrast), -1)
-        finished = [e for e in self._study.trials() if e.result is not None and e.result.status is Status.OK]
+        ended = ((entry, entry.result) for entry in self._study.trials() if entry.result is not None)
+        finished = [e for e, result in ended if result.status is Status.OK and Metric.LOSS in result.metrics]
         for base in sorted(finished, key=_loss):
             if chosen in (-1, base.number):
                 changed = self._changed(base, contrast)

@@ -64,7 +64,9 @@ def fronts(trials: Sequence[Told]) -> list[list[Told]]:
     if not left:
         return []
     width = max((len(told.values) for told in left), default=0)
-    values = np.array([told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]).reshape(-1, width)
+    values = np.array([told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]).reshape(
+        len(left), width
+    )
     at_least_as_good = (values[:, None] <= values[None]).all(axis=2)
     better = (values[:, None] < values[None]).any(axis=2)
     beats: NDArray[np.bool_] = np.logical_and(at_least_as_good, better)

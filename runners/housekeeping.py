@@ -1,5 +1,6 @@
 """Deleting a search, or what nothing refers to: first a plan that lists, then carrying it out."""
 
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from runners.artifacts import write
 from runners.driver import is_dead
+from runners.owners import database_files, delete_from, is_driven, newest, parts_of, searches_in, serves
+from runners.rows import VIEW_TAG
 from runners.stale import close_stale
 from runners.store import Store
 from search_space.errors import UserError
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
 SETTLED_SECONDS = 3600.0
 """Age below which a file may belong to a search that is just starting; gc leaves it alone."""
-_BESIDE = ("", "-journal", "-wal", "-shm")
+_GIVEN_UP = re.compile(r".* \(deleted \d+\)")
+"""Names of searches that were deleted on a server and have given up their own."""
 
 
 class HousekeepingError(UserError):
@@ -35,6 +39,8 @@ class Plan:
     runs: tuple[str, ...] = ()
     """Runs already deleted in MLflow but still stored."""
     paths: tuple[Path, ...] = ()
+    studies: tuple[tuple[str, str], ...] = ()
+    """(database URI, search) where a study shares its database with others."""
     lines: tuple[str, ...] = ()
     """The plan in words, one line each."""
 
@@ -44,7 +50,7 @@ class Plan:
         return sum(_size(path) for path in self.paths)
 
     def __bool__(self) -> bool:
-        return bool(self.experiments or self.runs or self.paths)
+        return bool(self.experiments or self.runs or self.paths or self.studies)
 
 
 def plan_remove(name: str, uri: str = "") -> Plan:
@@ -59,18 +65,28 @@ def plan_remove(name: str, uri: str = "") -> Plan:
         )
     children = store.children(parent)
     experiment = store.client.get_experiment(parent.info.experiment_id)
-    paths = [*_study_files(store.place.studies / f"{name}.db"), *_artifact_folders(store, experiment)]
+    study = parts_of(name, parent.data.tags.get(Tag.STUDY, ""), store.place)
+    paths = [*study.paths, *_artifact_folders(store, experiment)]
+    if any(path.is_dir() and is_driven(path) for path in study.paths):
+        raise HousekeepingError(f"search {name!r}: a driver holds its study; stop it with Ctrl-C, then delete it")
     return Plan(
         experiments=(parent.info.experiment_id,),
         paths=tuple(paths),
-        lines=(f"search {name}: {len(children)} trials and their metrics", *map(str, paths)),
+        studies=study.shared,
+        lines=(
+            f"search {name}: {len(children)} trials and their metrics",
+            *map(str, paths),
+            *(f"the trials of {search} in {uri}, which holds other searches too" for uri, search in study.shared),
+            *study.left,
+        ),
     )
 
 
 def plan_collect(uri: str = "", *, now: float = 0.0) -> Plan:
     """What nothing refers to: runs deleted in MLflow, artifact folders of no run, studies of no search.
 
-    On a server only deleted searches are found: its files are its own, and local studies may serve another store.
+    On a server, whose files are its own, these are deleted searches that still hold their name, and local studies. A
+    study that serves another store, or that a driver holds, is left alone.
     """
     store = Store(locate(uri))
     close_stale(store)
@@ -78,15 +94,18 @@ def plan_collect(uri: str = "", *, now: float = 0.0) -> Plan:
     experiments = {entry.experiment_id: entry for entry in _experiments(store)}
     deleted = [entry for entry in experiments.values() if entry.lifecycle_stage == "deleted"]
     if store.place.is_server:
-        return Plan()
+        mine = [e for e in deleted if VIEW_TAG in e.tags and not _GIVEN_UP.fullmatch(e.name)]
+        return _plan(mine, (), _lone_studies(store, settled))
     runs = {run: experiment for run, experiment in _deleted_runs(store) if experiments[experiment] not in deleted}
     paths = [folder for entry in deleted for folder in _artifact_folders(store, entry)]
     paths += _orphans(store, set(runs), {entry.name for entry in deleted}, settled)
-    if store.place.database is not None:
-        paths += _lone_studies(store, settled)
+    return _plan(deleted, tuple(runs), [*paths, *_lone_studies(store, settled)])
+
+
+def _plan(deleted: "list[Experiment]", runs: tuple[str, ...], paths: list[Path]) -> Plan:
     return Plan(
         experiments=tuple(entry.experiment_id for entry in deleted),
-        runs=tuple(runs),
+        runs=runs,
         paths=tuple(paths),
         lines=(
             *(f"deleted search {entry.name}" for entry in deleted),
@@ -103,7 +122,11 @@ def carry_out(plan: Plan, uri: str = "") -> None:
         write(lambda run=run: _hard(store)._hard_delete_run(run))  # type: ignore[misc]
     for experiment in plan.experiments:
         _delete_experiment(store, experiment)
+    for uri_of_study, name in plan.studies:
+        delete_from(uri_of_study, name)
     for path in plan.paths:
+        if is_driven(path if path.is_dir() else path.with_suffix("")):
+            continue  # A driver took the study up since the plan was made.
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -114,6 +137,8 @@ def _delete_experiment(store: Store, experiment_id: str) -> None:
     """Delete for good; a server cannot, so there the search gives up its name and is marked as deleted."""
     entry = store.client.get_experiment(experiment_id)
     if store.place.is_server:
+        if entry.lifecycle_stage == "deleted":
+            write(lambda: store.client.restore_experiment(experiment_id))
         write(lambda: store.client.rename_experiment(experiment_id, f"{entry.name} (deleted {int(time.time())})"))
         write(lambda: store.client.delete_experiment(experiment_id))
         return
@@ -171,12 +196,6 @@ def _artifact_folders(store: Store, experiment: "Experiment") -> list[Path]:
     return [root] if root.is_dir() and root.name == experiment.name else []
 
 
-def _study_files(study: Path) -> list[Path]:
-    """The study's database and the folder with its data, logs and weights."""
-    files = [*(study.with_name(study.name + ending) for ending in _BESIDE), study.with_suffix("")]
-    return [file for file in files if file.exists()]
-
-
 def _orphans(store: Store, deleted: set[str], deleted_searches: set[str], settled: float) -> list[Path]:
     """Artifact folders that belong to no stored search or run."""
     root = store.place.artifacts
@@ -185,6 +204,8 @@ def _orphans(store: Store, deleted: set[str], deleted_searches: set[str], settle
     live = {entry.name: entry.experiment_id for entry in _experiments(store)}
     found = []
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and path.name not in deleted_searches):
+        if serves(store.place.studies / folder.name, store.place) is False:
+            continue
         if folder.name not in live:
             found += [folder] if folder.stat().st_mtime < settled else []
             continue
@@ -196,11 +217,19 @@ def _orphans(store: Store, deleted: set[str], deleted_searches: set[str], settle
 
 
 def _lone_studies(store: Store, settled: float) -> list[Path]:
-    """Study files beside the store whose search it does not hold."""
-    held = set(store.searches())
-    studies = sorted(store.place.studies.glob("*.db")) if store.place.studies.is_dir() else []
-    lone = [study for study in studies if study.stem not in held and study.stat().st_mtime < settled]
-    return [file for study in lone for file in _study_files(study)]
+    """Study files that serve the store although it holds none of their searches.
+
+    Where nothing tells which store a study serves, it is the SQLite store it lies beside.
+    """
+    held, found = set(store.searches()), list[Path]()
+    for study in sorted(store.place.studies.glob("*.db")) if store.place.studies.is_dir() else []:
+        names = searches_in(study)
+        folders = [study.parent / name for name in sorted(names)]
+        owned = [serves(folder, store.place) for folder in folders]
+        mine = False not in owned and (True in owned or store.place.database is not None)
+        if mine and not names & held and newest(study) < settled and not any(map(is_driven, folders)):
+            found += [*database_files(study), *(folder for folder in folders if folder.is_dir())]
+    return found
 
 
 def _size(path: Path) -> int:

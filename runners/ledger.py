@@ -128,10 +128,10 @@ class Ledger:
         self._entries[number] = dataclasses.replace(self._entries[number], result=result)
 
     def settle(self, number: int, values: Sequence[float]) -> None:
-        """Close a recorded trial; `values` are its objectives, empty when it has none."""
+        """Close a recorded trial; `values` are its objectives; one that is ok without any is closed as failed."""
         entry = self._entries[number]
         assert entry.result is not None, f"trial {number} is settled without a result"
-        state = _STATES.get(entry.result.status, TrialState.FAIL)
+        state = _state(entry.result, values)
         given = list(values) if state is not TrialState.FAIL and values else None
         self._storage.set_trial_state_values(self._ids[number], state, given)
         self._entries[number] = dataclasses.replace(entry, settled=True)
@@ -152,12 +152,18 @@ class Ledger:
 _STATES = {Status.OK: TrialState.COMPLETE, Status.PRUNED: TrialState.PRUNED}
 
 
+def _state(result: TrialResult, values: Sequence[float]) -> TrialState:
+    if result.status is Status.OK and not values:
+        return TrialState.FAIL
+    return _STATES.get(result.status, TrialState.FAIL)
+
+
 def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     now = datetime.datetime.now()
     state, values = TrialState.RUNNING, None
     if entry.settled:
         assert entry.result is not None
-        state = _STATES.get(entry.result.status, TrialState.FAIL)
+        state = _state(entry.result, entry.marks.get("values", ()))
         values = (entry.marks.get("values") or None) if state is not TrialState.FAIL else None
     birth = {
         "generation": entry.generation,

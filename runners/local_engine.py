@@ -124,6 +124,10 @@ class LocalEngine:
         """Answer a trial that reported; nothing happens when its worker is gone by now."""
         worker = next((each for each in self._workers if each.job is not None and each.job.key == key), None)
         if worker is not None:
+            assert worker.job is not None
+            # The trial's own clock stood still while it waited; its readings tell what it had used by then.
+            used = worker.curve[-1].seconds if worker.curve else 0.0
+            worker.deadline = time.monotonic() + worker.job.spec.budget.max_seconds - used + GRACE_SECONDS
             self._write(worker, {"go_on": go_on})
 
     def wait(self, seconds: float) -> list[Event]:
@@ -203,6 +207,7 @@ class LocalEngine:
             assert worker.job is not None, f"a worker without a trial sent {sorted(message)}"
             if "reading" in message:
                 worker.curve.append(message["reading"])
+                worker.deadline = math.inf
                 events.append(Progressed(key=worker.job.key, reading=message["reading"]))
             else:
                 events.append(Ended(key=worker.job.key, result=message["result"]))

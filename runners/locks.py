@@ -9,6 +9,7 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 
 from runners.ledger import SQLITE
+from runners.owners import LOCK
 from search_space.canon import seed_from
 from search_space.errors import UserError
 
@@ -20,7 +21,7 @@ class StudyBusy(UserError):
 def lock_study(storage: RDBStorage, name: str, folder: Path) -> Callable[[], None]:
     """Hold the study for this process; the returned function lets go. StudyBusy when another process holds it."""
     if storage.url.startswith(SQLITE):
-        return _lock_file(folder / "driver.lock", name)
+        return _lock_file(folder / LOCK, name)
     return _lock_database(storage.engine, name)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from runners.artifacts import ArtifactWriter, write
 from runners.rows import is_finite
-from search_space.records import Stage
+from search_space.records import Metric, Reading, Stage
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,11 +38,17 @@ class OpenRun:
             self.metrics.append((name, float(value), stamp, step))
             steps.add(step)
 
+    def take_reading(self, reading: Reading, stamp: int) -> None:
+        """Queue both losses of a reading."""
+        self.take(Metric.VALIDATION_CURVE, reading.loss, reading.tokens, stamp)
+        self.take(Metric.TRAIN_CURVE, reading.train_loss, reading.tokens, stamp)
+
     def send(self, client: "MlflowClient") -> None:
         """Send what waits."""
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric as Point
+        from mlflow.entities import Param, RunTag
 
-        points = [Metric(name, value, stamp, step) for name, value, stamp, step in self.metrics]
+        points = [Point(name, value, stamp, step) for name, value, stamp, step in self.metrics]
         params = [Param(name, value) for name, value in self.params.items()]
         tags = [RunTag(name, value) for name, value in self.tags.items()]
         while points or params or tags:

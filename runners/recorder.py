@@ -24,6 +24,8 @@ class Shown:
     name: str
     tags: Mapping[str, str]
     weights: Path | None
+    anew: bool = False
+    """True when the trial is trained from its start now, whatever an earlier attempt has shown."""
 
     @property
     def key(self) -> str:
@@ -106,7 +108,14 @@ class Recorder:
 
     def _begin(self, trial: Shown) -> None:
         self._runs[trial.key] = self._tracker.start_trial(
-            trial.number, trial.stage, trial.generation, trial.spec, trial.resolved, trial.name, trial.tags
+            trial.number,
+            trial.stage,
+            trial.generation,
+            trial.spec,
+            trial.resolved,
+            trial.name,
+            trial.tags,
+            anew=trial.anew,
         )
 
     def _attempt(self, call: Callable[[], None]) -> bool:

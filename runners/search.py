@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,13 @@ from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
 from runners.ledger import Entry
 from runners.local_engine import Job, LocalEngine
+from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
 from runners.study import Proposed, Study, study_folder
 from runners.tasks import task_from_plain
 from runners.telling import as_resolved
-from search_space.records import Metric, Reading, Stage, Status, TrialResult
+from search_space.records import Metric, Reading, Stage, Status, Tag, TrialResult
 
 if TYPE_CHECKING:
     from runners.tasks.data import TaskData
@@ -71,9 +72,10 @@ def run_search(
     began = time.monotonic()
     with Study.open(study_uri, experiment, extend=extend) as study:
         folder = study_folder(study_uri, experiment.name)
+        mark_owner(folder, tracker.place)
         data, file = prepared(experiment, folder, data_path)
         study.bind(data.shape, data.fingerprint)
-        parent = tracker.start_search(experiment, experiment.space.id, data, capture(experiment.blocks))
+        parent = tracker.start_search(experiment, experiment.space.id, data, capture(experiment.blocks), study_uri)
         recorder = Recorder(tracker, shown.note, study.noted(_MISSED, []), lambda missed: study.note(_MISSED, missed))
         source = SearchSource(study, recorder, folder, shown)
         finals = Finals(study, recorder, shown)
@@ -100,9 +102,11 @@ def run_search(
                 finals.cut_off(interrupts.asked or "max_hours")
             status = "KILLED" if interrupts.asked else "FINISHED"
         finally:
-            source.note_down()
-            shown.end()
-            recorder.close(status, source.metrics())
+            try:
+                source.note_down()
+            finally:
+                shown.end()
+                recorder.close(status, source.metrics())
         return source.outcome(parent, interrupts.asked, finals.outcomes(), time.monotonic() - began)
 
 
@@ -110,8 +114,7 @@ def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["T
     """The task's data, and the one file under the study's folder that workers read it from."""
     data = task_from_plain(experiment.task).prepare(data_path)
     file = folder / f"data-{data.fingerprint[:12]}.safetensors"
-    if not file.exists():
-        data.save(file)
+    data.save(file)
     return data, file
 
 
@@ -156,16 +159,17 @@ class SearchSource(AbstractSource):
         proposed = self._left.popleft() if self._left else self._propose()
         if proposed is None:
             return None
-        shown = self._shown(self._study.trials()[proposed.number])
+        shown = replace(self._shown(self._study.trials()[proposed.number]), anew=True)
         self._active[proposed.number] = shown
         self._recorder.begin(shown)
         self.show()
         return Job(key=proposed.number, spec=proposed.spec, weights=shown.weights)
 
     def report(self, key: int, reading: Reading) -> bool:
-        go_on = self._study.report(key, reading)
+        return self._study.report(key, reading)
+
+    def follow(self, key: int, reading: Reading) -> None:
         self._recorder.reading(self._active[key], reading)
-        return go_on
 
     def finish(self, key: int, result: TrialResult) -> None:
         self._study.record(key, result)
@@ -240,7 +244,7 @@ class SearchSource(AbstractSource):
             spec=entry.spec,
             resolved=resolved,
             name=f"{entry.number:03d} {short_name(resolved)}",
-            tags={},
+            tags={Tag.BASELINE: "true"} if entry.marks.get("baseline") else {},
             weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
         )
 

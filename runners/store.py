@@ -39,9 +39,10 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Environment under which MLflow neither calls home nor draws on the terminal; set unless the user set it."""
+"""Environment under which MLflow neither calls home, draws, nor waits for minutes; set unless the user set it."""
 PAGE = 1000
 
 
@@ -196,7 +197,7 @@ class Store:
                 f"run {search}/{rest}: the search holds no {wanted[0]} trial {number!r}; trials there: {held}; "
                 f"'assay runs {search}' lists them"
             )
-        return max(matches, key=lambda run: run.data.tags[Tag.KEY])
+        return max(matches, key=lambda run: int(run.data.tags.get(Tag.GENERATION, "0")))
 
     def artifact(self, run: "Run", path: str, *, required: bool = True) -> Path | None:
         """An artifact as a local file or folder, from the store's present place; None when absent and not required."""

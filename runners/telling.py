@@ -23,13 +23,16 @@ def directions(objectives: Sequence[str]) -> list[StudyDirection]:
 
 
 def objective_values(objectives: Sequence[str], entry: Entry) -> list[float]:
-    """The objectives of a finished trial, the last loss of one pruned under the loss alone, else nothing."""
+    """The objectives of a finished trial, the last loss of one pruned under the loss alone, else nothing.
+
+    A finished trial that lacks an objective, as one that was not finite is never stored, has none at all.
+    """
     result = entry.result
     if result is None:
         return []
     if result.status is Status.OK:
         known = {**entry.cost, **result.metrics}
-        return [known[name] for name in objectives]
+        return [known[name] for name in objectives] if known.keys() >= set(objectives) else []
     last = last_reading(result) if result.status is Status.PRUNED and list(objectives) == [Metric.LOSS] else None
     return [] if last is None else [last.loss]
 
@@ -40,9 +43,10 @@ def as_told(entry: Entry, point: Mapping[str, Scalar], objectives: Sequence[str]
     result = entry.result
     if result is None:
         return Told(number=entry.number, point=point, fate=Fate.RUNNING, drawn=drawn)
-    if result.status is Status.OK:
+    found = objective_values(objectives, entry)
+    if result.status is Status.OK and found:
         signs = [-1.0 if name in _MAXIMISED else 1.0 for name in objectives]
-        values = tuple(s * v for s, v in zip(signs, objective_values(objectives, entry), strict=True))
+        values = tuple(s * v for s, v in zip(signs, found, strict=True))
         return Told(number=entry.number, point=point, fate=Fate.OK, drawn=drawn, values=values)
     last = last_reading(result) if result.status is Status.PRUNED else None
     if last is None:

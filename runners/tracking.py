@@ -4,9 +4,9 @@ Everything written here can be written again: after a kill at any moment the sam
 what is missing.
 """
 
-import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,11 @@ from runners.curves import CurveShards
 from runners.driver import this_driver
 from runners.environment import Environment
 from runners.openrun import OpenRun
+from runners.shared import store_shared
 from runners.stale import close_children
 from runners.store import StoreError, connect, every_run
 from search_space.canon import canonical_json
-from search_space.places import file_name, locate
+from search_space.places import file_name, locate, public_uri
 from search_space.records import (
     TERMINAL,
     Artifact,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 2.0
 _TABLE_VIEW = "custom_model_development"
 """The kind of MLflow experiment whose page opens on the table of runs."""
-DATA_LIMIT = 16 * 2**20
-"""Bytes up to which a search's data is kept in the store."""
 
 
 class Tracker:
@@ -59,7 +58,14 @@ class Tracker:
         self._known: dict[str, Run] = {}
         self._next_flush = 0.0
 
-    def start_search(self, experiment: "Experiment", space_id: str, data: "TaskData", environment: Environment) -> str:
+    def start_search(
+        self,
+        experiment: "Experiment",
+        space_id: str,
+        data: "TaskData",
+        environment: Environment,
+        study_uri: str = "",
+    ) -> str:
         """The id of the search's parent run, created or taken up again."""
         self._name, self._environment = file_name(experiment.name), environment
         self._dataset = rows.dataset(experiment.task, data)
@@ -84,10 +90,12 @@ class Tracker:
         view = rows.table_view(experiment)
         write(lambda: self.client.set_experiment_tag(self._experiment, rows.VIEW_TAG, view))
         parent.tags[Tag.DRIVER] = this_driver()
+        if study_uri:
+            parent.tags[Tag.STUDY] = public_uri(study_uri)
         if data.bigram_loss is not None:
             parent.take(Metric.BASELINE_BIGRAM, data.bigram_loss, 0, _now())
         parent.send(self.client)
-        self._store_shared(parent, experiment, data, environment)
+        store_shared(parent.files, experiment, data, environment)
         self._curves = CurveShards(parent.files.read(Artifact.CURVES), parent.files.put)
         return parent.run_id
 
@@ -100,15 +108,28 @@ class Tracker:
         resolved: "Resolved",
         name: str,
         tags: Mapping[str, str] | None = None,
+        *,
+        anew: bool = False,
     ) -> str:
-        """The id of a trial's run, created or taken up again; what it has logged is not logged again."""
+        """The id of a trial's run, created or taken up again; what it has logged is not logged again.
+
+        `anew` says that training starts over now. Where that need not give the same numbers, an earlier attempt's run
+        is deleted (MLflow keeps it among the deleted ones) and a new one begun: a curve is of one training.
+        """
+        key = f"{self._name}/{generation}/{stage}/{number}"
+        earlier = self._known.get(key) if anew and not spec.deterministic else None
+        if earlier is not None:
+            write(lambda: self.client.delete_run(earlier.info.run_id))
+            del self._known[key]
+            self._open.pop(earlier.info.run_id, None)
         opened = self._begin(
-            key=f"{self._name}/{generation}/{stage}/{number}",
+            key=key,
             name=name,
             tags={
                 Tag.KIND: "trial",
                 Tag.NUMBER: str(number),
                 Tag.STAGE: str(stage),
+                Tag.GENERATION: str(generation),
                 Tag.SPACE: spec.space_id,
                 Tag.SPEC: spec.id,
                 Tag.POINT: spec.point_id,
@@ -118,6 +139,7 @@ class Tracker:
                 Tag.ENVIRONMENT: self._environment.id,
                 Tag.NOTE: rows.child_note(self._name, number, stage, resolved),
                 "mlflow.parentRunId": self._parent.run_id,
+                **({Tag.REPLACES: earlier.info.run_id} if earlier else {}),
                 **(tags or {}),
             },
             params=rows.trial_params(resolved.flat, spec.candidate),
@@ -130,18 +152,16 @@ class Tracker:
 
     def log_reading(self, run_id: str, reading: Reading) -> None:
         """Queue a reading; it is sent within about two seconds of further calls, or by `flush`."""
-        opened = self._open[run_id]
-        stamp = _now()
-        opened.take(Metric.VALIDATION_CURVE, reading.loss, reading.tokens, stamp)
-        opened.take(Metric.TRAIN_CURVE, reading.train_loss, reading.tokens, stamp)
+        self._open[run_id].take_reading(reading, _now())
         if time.monotonic() >= self._next_flush:
             self.flush()
 
     def finish_trial(self, run_id: str, result: TrialResult, weights: Path | None = None) -> None:
         """Close a trial's run with everything it came to. A preempted trial leaves no result: it will run again."""
-        opened = self._open[run_id]
+        # A run that cannot be written is let go of too: it must not stand in the way of the others.
+        opened = self._open.pop(run_id)
         for reading in result.curve:
-            self.log_reading(run_id, reading)
+            opened.take_reading(reading, _now())
         opened.tags.update(rows.result_tags(result))
         if result.last_lines:
             opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
@@ -155,25 +175,25 @@ class Tracker:
         write(lambda: self.client.set_terminated(run_id, TERMINAL[result.status]))
         if result.status != Status.PREEMPTED:
             self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
-        del self._open[run_id]
 
     def flush(self) -> None:
-        """Send everything queued."""
-        for opened in self._open.values():
-            opened.send(self.client)
+        """Send everything queued; each run is tried although another one fails, whose error is then raised."""
         self._next_flush = time.monotonic() + FLUSH_SECONDS
+        with ExitStack() as each:
+            for opened in self._open.values():
+                each.callback(opened.send, self.client)
 
     def finish_search(self, status: str, metrics: Mapping[str, float] | None = None) -> None:
         """Close the parent as 'FINISHED', 'FAILED' or 'KILLED'; children still running become preempted."""
-        self.flush()
-        self._complete_curves()
-        close_children(self.client, self._experiment)
-        self._open = {self._parent.run_id: self._parent}
+        parent = self._parent
         for name, value in (metrics or {}).items():
-            self._parent.take(name, value, max(self._parent.steps.get(name, {-1})) + 1, _now())
-        self._parent.send(self.client)
-        write(lambda: self.client.set_terminated(self._parent.run_id, status))
-        self._open.clear()
+            parent.take(name, value, max(parent.steps.get(name, {-1})) + 1, _now())
+        with ExitStack() as each:  # Carried out from the last to the first, each although another one fails.
+            each.callback(self._open.clear)
+            each.callback(lambda: write(lambda: self.client.set_terminated(parent.run_id, status)))
+            each.callback(close_children, self.client, self._experiment)
+            each.callback(self._complete_curves)
+            each.callback(self.flush)
 
     def log_report(self, folder: Path) -> None:
         """Store a report's files on the parent."""
@@ -251,26 +271,6 @@ class Tracker:
 
     def _steps(self, run_id: str, metric: str) -> set[int]:
         return {point.step for point in self.client.get_metric_history(run_id, metric)}
-
-    def _store_shared(
-        self, parent: OpenRun, experiment: "Experiment", data: "TaskData", environment: Environment
-    ) -> None:
-        """What all children share: the experiment, its space, the code, the data."""
-        files = parent.files
-        for path, text in rows.experiment_files(experiment).items():
-            files.put_text(path, text)
-        recorded = rows.environment_files(environment)
-        first = files.read_text(Artifact.ENVIRONMENT)
-        beside = f"{Artifact.ENVIRONMENTS}/{environment.id}/"
-        folder = "" if first in ("", recorded[Artifact.ENVIRONMENT]) else beside
-        for path, text in recorded.items():
-            files.put_text(f"{folder}{path}", text)
-        target = f"{Artifact.DATA}/{data.fingerprint}.safetensors"
-        if data.size_bytes <= DATA_LIMIT and files.read(target) is None:
-            with tempfile.TemporaryDirectory(prefix="assay-data-") as temporary:
-                file = Path(temporary) / f"{data.fingerprint}.safetensors"
-                data.save(file)
-                files.put(target, file)
 
     def _complete_curves(self) -> None:
         """Store the open shard, first adding finished trials that a kill kept out of every shard."""

@@ -18,7 +18,7 @@ from blocks.ffn.routing import rebalance, routing_statistics
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
-from runners.divergence import TrialEnd, Watch
+from runners.divergence import ADVICE, TrialEnd, Watch
 from runners.evaluate import Evaluation, autocast, evaluate, summed_loss, to_device
 from runners.optimize import set_learning_rate
 from runners.tasks.data import IGNORED, Batch, TaskData
@@ -39,13 +39,14 @@ class _Record:
     curve: list[Reading] = field(default_factory=list)
     tokens: int = 0
     first_nonfinite: int = 0
+    waited_seconds: float = 0.0  # For answers to readings: the driver's time, not the trial's.
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     backends: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def elapsed(self) -> float:
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.started - self.waited_seconds
 
     def put(self, name: str, value: float) -> None:
         """A metric, unless it is NaN or infinite."""
@@ -67,8 +68,7 @@ def run_trial(
     trained parameters are written, `test` whether the test split is read. Only KeyboardInterrupt and SystemExit pass.
     """
     record = _Record(started=time.perf_counter())
-    status, reason, last_lines = Status.OK, "", ""
-    baseline = 0
+    status, reason, last_lines, baseline = Status.OK, "", "", 0
     try:
         with imposed(spec):
             record.environment = environment()
@@ -230,6 +230,12 @@ def _read(
     report: Callable[[Reading], bool],
 ) -> None:
     found = _evaluate(model, spec, data, record, "validation", data.shape.train_len)
+    if not math.isfinite(found.loss):
+        raise TrialEnd(
+            Status.DIVERGED,
+            f"validation loss is {found.loss} after {record.tokens} tokens; {ADVICE}",
+            first_nonfinite=max(record.tokens, 1),
+        )
     reading = Reading(
         tokens=record.tokens, loss=found.loss, train_loss=watch.mean_since_reading(), seconds=record.elapsed()
     )
@@ -241,25 +247,28 @@ def _read(
         record.put(Metric.LOSS, found.loss)
         if data.reports_accuracy:
             record.put(Metric.ACCURACY, found.accuracy)
-    if not report(reading) and not last:
+    since = time.perf_counter()
+    go_on = report(reading)
+    record.waited_seconds += time.perf_counter() - since
+    if not go_on and not last:
         raise TrialEnd(Status.PRUNED, f"pruned at {record.tokens} tokens with a validation loss of {found.loss:.4f}")
 
 
 def _evaluate(
     model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record, split: str, length: int
 ) -> Evaluation:
-    """One evaluation, timed; a loss that is not finite ends the trial."""
+    """One evaluation, timed."""
     since = time.perf_counter()
     found = evaluate(model, data.evaluation(split, spec.budget.eval_tokens, length), spec.device, spec.dtype)
     record.evaluate_seconds += time.perf_counter() - since
-    if not math.isfinite(found.loss):
-        record.first_nonfinite = record.first_nonfinite or max(record.tokens, 1)
-        raise TrialEnd(Status.DIVERGED, f"{split} loss at length {length} is {found.loss} after {record.tokens} tokens")
     return found
 
 
 def _read_out(model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record, test: bool) -> None:
-    """What is measured once, on the trained model: further lengths, and the test split where it may be read."""
+    """What is measured once, on the trained model: further lengths, and the test split where it may be read.
+
+    A loss that is not finite is absent; the trial itself has ended well.
+    """
     task = spec.task.get(spec.task["kind"]) or {}
     for length in task.get("eval_lengths", ()):
         record.put(f"loss_at/{length}", _evaluate(model, spec, data, record, "validation", length).loss)

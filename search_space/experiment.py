@@ -10,7 +10,7 @@ from typing import Any
 
 from search_space.candidate_file import write_candidate
 from search_space.domains import Scalar
-from search_space.errors import ExperimentError, Problem
+from search_space.errors import ExperimentError, Problem, UserError
 from search_space.points import changed
 from search_space.reading import read_experiment
 from search_space.records import Budget
@@ -95,7 +95,7 @@ class Experiment:
         plain = self.plain()
         for key in ("name", "description", "text", "overrides", "max_hours", "max_tokens", "full"):
             del plain[key]
-        del plain["search"]["trials"], plain["engine"]["jobs"]
+        del plain["search"]["trials"], plain["final"]["seeds"], plain["engine"]["jobs"]
         plain["space"] = described(self.space)
         return plain
 
@@ -136,7 +136,7 @@ def from_plain(plain: Mapping[str, Any], full_space: FullSpace, tasks: Mapping[s
     `full_space` and `tasks` are those of `read`; a stored task that is no longer known raises ValueError.
     """
     if plain["task"]["kind"] not in tasks:
-        raise ValueError(f"{plain['name']}: task {unknown('task', plain['task']['kind'], tasks)}")
+        raise UserError(f"{plain['name']}: task {unknown('task', plain['task']['kind'], tasks)}")
     full_space(tuple(plain["blocks"]))
     return Experiment(
         **{
@@ -215,5 +215,5 @@ def presets() -> tuple[str, ...]:
 def preset_path(name: str) -> Path:
     """The file of a preset; ValueError with near matches when there is none."""
     if name not in presets():
-        raise ValueError(f"{name!r} {unknown('preset', name, presets())}; or give the path of an experiment file")
+        raise UserError(f"{name!r} {unknown('preset', name, presets())}; or give the path of an experiment file")
     return PRESETS / f"{name}.yaml"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from search_space.errors import UserError
 
@@ -89,6 +89,20 @@ def driver_uri(uri: str) -> str:
 def study_uri(place: Place, name: str) -> str:
     """Where the study of a search lies unless the user names another place."""
     return f"{SQLITE}{place.studies / file_name(name)}.db"
+
+
+def public_uri(uri: str) -> str:
+    """The URI without credentials; a SQLite path is made absolute."""
+    database = database_file(uri)
+    if database is not None:
+        return f"{SQLITE}{os.path.normpath(database.absolute())}"
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+def owner_mark(place: Place, studies: Path) -> str:
+    """How a study in the folder names the store it serves; a database is named relative to it, so both can move."""
+    return public_uri(place.uri) if place.database is None else os.path.relpath(place.database, studies)
 
 
 def file_name(name: str) -> str:

@@ -29,6 +29,10 @@ class Stage(StrEnum):
     REPLAY = "replay"
 
 
+BASE, CHANGED = "base", "changed"
+"""The two sides of a paired final; Tag.CANDIDATE ends in one of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What one trial may spend; the unit is training tokens, never iterations."""
@@ -163,6 +167,8 @@ class Tag:
     """Deterministic and unique: '<search>/<generation>/<stage>/<number>'; a resumed trial finds its run by it."""
     NUMBER = "assay.number"
     STAGE = "assay.stage"
+    GENERATION = "assay.generation"
+    """The generation in which a trial was proposed or a final planned; finals are numbered from 0 in each."""
     STATUS = "assay.status"
     REASON = "assay.reason"
     SPEC = "assay.spec_id"
@@ -183,6 +189,10 @@ class Tag:
     """Id of the driver's environment; a trial trained after the code changed carries another one than its search."""
     DRIVER = "assay.driver"
     """On the parent: 'host:pid:start' of the process that runs the search."""
+    STUDY = "assay.study"
+    """On the parent: URI of the study that steers the search, without credentials."""
+    REPLACES = "assay.replaces"
+    """On a trial trained again where that need not give the same numbers: the deleted run of the attempt before."""
     NOTE = "mlflow.note.content"
 
 

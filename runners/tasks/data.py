@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from search_space.canon import seed_from
+from search_space.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 IGNORED = -100
@@ -82,7 +83,7 @@ class Stream(AbstractTokens):
         """Windows cut from stretches of the longest length: every length predicts the same tokens of the split."""
         room = len(self.tokens) - 1
         if room < longest:
-            raise ValueError(
+            raise UserError(
                 f"task: an evaluation split holds {room + 1} tokens, too few for one window of {longest}; "
                 f"give more data or a shorter length"
             )
@@ -164,6 +165,18 @@ class TaskData:
         """The fixed batches on which a split is evaluated at a sequence length, at most max_len."""
         return self.splits[split].windows(tokens, length, self.shape.max_len)
 
+    def shaped(self, shape: TaskShape) -> "TaskData":
+        """The same tokens at other lengths; UserError where they were made for their lengths alone."""
+        if shape == self.shape:
+            return self
+        tokens = {name: split.tokens for name, split in self.splits.items() if isinstance(split, Stream)}
+        if len(tokens) == len(self.splits) and shape.vocab_size == self.shape.vocab_size:
+            return from_streams(tokens, shape)
+        raise UserError(
+            f"task: the data file was made for {self.shape}, the task asks for {shape}; "
+            f"leave --data out to make the data anew, or ask for the lengths of the file"
+        )
+
     def save(self, path: Path) -> None:
         """Write everything into one safetensors file, all of it or nothing."""
         from safetensors.numpy import save_file
@@ -188,7 +201,7 @@ class TaskData:
 
     @staticmethod
     def load(path: Path) -> "TaskData":
-        """The inverse of save; ValueError when the bytes are not those the file was written with."""
+        """The inverse of save; UserError when the bytes are not those the file was written with."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -196,13 +209,13 @@ class TaskData:
                 metadata = file.metadata() or {}
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - a handle is no mapping
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path}: is no readable data file of a search ({error}); name another file") from error
+            raise UserError(f"{path}: is no readable data file of a search ({error}); name another file") from error
         if "fingerprint" not in metadata:
-            raise ValueError(f"{path}: holds tensors, but not those of a search's data; name another file")
+            raise UserError(f"{path}: holds tensors, but not those of a search's data; name another file")
         splits = {name: _split(name, arrays) for name in SPLITS}
         found = fingerprint(splits)
         if found != metadata["fingerprint"]:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the data's fingerprint is {found}, recorded was {metadata['fingerprint']}; "
                 f"the file was changed or cut short, fetch it again"
             )
@@ -252,11 +265,11 @@ def fingerprint(splits: Mapping[str, AbstractTokens]) -> str:
 
 
 def from_streams(splits: Mapping[str, NDArray[np.uint8]], shape: TaskShape) -> TaskData:
-    """The data of three byte streams; ValueError where one is too short for a window."""
+    """The data of three byte streams; UserError where one is too short for a window."""
     for name in SPLITS:
         longest = shape.train_len if name == "train" else shape.max_len
         if len(splits[name]) <= longest:
-            raise ValueError(
+            raise UserError(
                 f"task: the {name} split holds {len(splits[name])} bytes, too few for one window of {longest}; "
                 f"give more data or shorter seq_len and eval_lengths"
             )
@@ -279,8 +292,8 @@ def bigram_loss(train: NDArray[np.uint8], validation: NDArray[np.uint8], alpha: 
 
 
 def check_lengths(kind: str, seq_len: int, eval_lengths: tuple[int, ...]) -> None:
-    """ValueError unless every length is a whole number of tokens above one."""
+    """UserError unless every length is a whole number of tokens above one."""
     for name, lengths in (("seq_len", (seq_len,)), ("eval_lengths", eval_lengths)):
         for length in lengths:
             if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length <= 65536:
-                raise ValueError(f"task.{kind}.{name}: takes whole numbers from 2 to 65536; got {length!r}")
+                raise UserError(f"task.{kind}.{name}: takes whole numbers from 2 to 65536; got {length!r}")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from runners.tasks.data import IGNORED, AbstractTask, Examples, TaskData, TaskShape, check_lengths, fingerprint
 from search_space.canon import seed_from
+from search_space.errors import UserError
 
 GAP_POWER = 0.01
 """Exponent of the gap distribution; small values put most queries soon after the bindings."""
@@ -52,16 +53,16 @@ class Mqar(AbstractTask):
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ValueError(f"task.{self.kind}.{name}: takes a whole number from {low} to {high}; got {value!r}")
+                raise UserError(f"task.{self.kind}.{name}: takes a whole number from {low} to {high}; got {value!r}")
         half = self.vocabulary // 2
         if self.pairs >= half - 1:
-            raise ValueError(
+            raise UserError(
                 f"task.{self.kind}.pairs: {self.pairs} pairs leave no filler among {half - 1} keys and {half} values; "
                 f"use at most {half - 2} pairs or a larger vocabulary"
             )
         shortest = min(self.seq_len, *self.eval_lengths, self.seq_len)
         if 4 * self.pairs > shortest:
-            raise ValueError(
+            raise UserError(
                 f"task.{self.kind}.pairs: {self.pairs} pairs and their queries need {4 * self.pairs} tokens, "
                 f"the shortest sequence has {shortest}; use at most {shortest // 4} pairs or longer sequences"
             )
@@ -74,7 +75,7 @@ class Mqar(AbstractTask):
     def prepare(self, path: str = "") -> TaskData:
         """The data, generated; `path` may name a data file written by a search."""
         if path:
-            return TaskData.load(Path(path))
+            return TaskData.load(Path(path)).shaped(self.shape())
         lengths = sorted({self.seq_len, *self.eval_lengths})
         splits = {
             "train": self._examples("train", self.examples, [self.seq_len]),

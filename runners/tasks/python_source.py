@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from runners.tasks.data import SPLITS, AbstractTask, TaskData, TaskShape, check_lengths, from_streams
+from search_space.errors import UserError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders that are no part of the library proper, or that differ between installations."""
@@ -31,12 +32,12 @@ class PythonSource(AbstractTask):
     eval_lengths: tuple[int, ...] = ()
     """Further lengths at which the final model is evaluated."""
     max_bytes: int = LARGEST
-    """Use at most so many bytes: whole files, chosen by a hash of their path."""
+    """Use at most so many bytes: whole files, chosen by a hash of their path; each split keeps its share."""
 
     def __post_init__(self) -> None:
         check_lengths(self.kind, self.seq_len, self.eval_lengths)
         if isinstance(self.max_bytes, bool) or not 2**16 <= self.max_bytes <= LARGEST:
-            raise ValueError(f"task.{self.kind}.max_bytes: takes {2**16} to {LARGEST}; got {self.max_bytes!r}")
+            raise UserError(f"task.{self.kind}.max_bytes: takes {2**16} to {LARGEST}; got {self.max_bytes!r}")
 
     def shape(self) -> TaskShape:
         return TaskShape(vocab_size=256, train_len=self.seq_len, max_len=max(self.seq_len, *self.eval_lengths, 0))
@@ -44,11 +45,11 @@ class PythonSource(AbstractTask):
     def prepare(self, path: str = "") -> TaskData:
         """The data; `path` names another folder of sources, or a data file written by a search."""
         if path.endswith(".safetensors"):
-            return TaskData.load(Path(path))
+            return TaskData.load(Path(path)).shaped(self.shape())
         root = Path(path or sysconfig.get_paths()["stdlib"])
         files = _within(self.max_bytes, sorted(sources(root)), root)
         if not files:
-            raise ValueError(f"task.{self.kind}: no Python source under {root}; name a folder with --data")
+            raise UserError(f"task.{self.kind}: no Python source under {root}; name a folder with --data")
         parts: dict[str, list[bytes]] = {name: [] for name in SPLITS}
         for relative in files:
             parts[split_of(relative)].append((root / relative).read_bytes())
@@ -75,13 +76,15 @@ def split_of(relative: str) -> str:
 
 
 def _within(max_bytes: int, files: list[str], root: Path) -> list[str]:
+    """Files up to so many bytes, each split within its share of them, so that a small corpus has all three splits."""
     kept: list[str] = []
-    total = 0
+    held_out = max_bytes * HELD_OUT_PERCENT // 100
+    left = {"train": max_bytes - 2 * held_out, "validation": held_out, "test": held_out}
     for relative in sorted(files, key=lambda name: (_hash(f"order {name}"), name)):
         size = (root / relative).stat().st_size
-        if total + size <= max_bytes:
+        if size <= left[split_of(relative)]:
             kept.append(relative)
-            total += size
+            left[split_of(relative)] -= size
     return sorted(kept)
 
 

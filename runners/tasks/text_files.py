@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from runners.tasks.data import SPLITS, AbstractTask, TaskData, TaskShape, check_lengths, from_streams
+from search_space.errors import UserError
 
 READERS = {".txt": "text", ".md": "text", ".rst": "text", ".jsonl": "json", ".json": "json"}
 """Which reader of `datasets` takes a suffix."""
@@ -38,11 +39,11 @@ class TextFiles(AbstractTask):
     def __post_init__(self) -> None:
         check_lengths(self.kind, self.seq_len, self.eval_lengths)
         if isinstance(self.paths, str) or not all(isinstance(path, str) and path for path in self.paths):
-            raise ValueError(f"task.{self.kind}.paths: takes a list of files or folders; got {self.paths!r}")
+            raise UserError(f"task.{self.kind}.paths: takes a list of files or folders; got {self.paths!r}")
         if not self.paths:
-            raise ValueError(f"task.{self.kind}.paths: is empty; list one or more files or folders")
+            raise UserError(f"task.{self.kind}.paths: is empty; list one or more files or folders")
         if not self.text_field:
-            raise ValueError(f"task.{self.kind}.text_field: is empty; name the field that holds the text")
+            raise UserError(f"task.{self.kind}.text_field: is empty; name the field that holds the text")
 
     def shape(self) -> TaskShape:
         return TaskShape(vocab_size=256, train_len=self.seq_len, max_len=max(self.seq_len, *self.eval_lengths, 0))
@@ -50,7 +51,7 @@ class TextFiles(AbstractTask):
     def prepare(self, path: str = "") -> TaskData:
         """The data; `path` names a file or folder to read instead of `paths`, or a data file written by a search."""
         if path.endswith(".safetensors"):
-            return TaskData.load(Path(path))
+            return TaskData.load(Path(path)).shaped(self.shape())
         named = find_files((path,) if path else self.paths)
         whole = len(named) >= SMALLEST_SPLIT_BY_FILE
         documents: list[tuple[str, bytes]] = []
@@ -62,7 +63,7 @@ class TextFiles(AbstractTask):
                 documents.extend((f"{name}#{number}", row) for number, row in enumerate(rows))
         documents = [(name, text) for name, text in documents if text.strip()]
         if len(documents) < 3:
-            raise ValueError(
+            raise UserError(
                 f"task.{self.kind}.paths: {len(named)} file(s) hold {len(documents)} document(s); three disjoint "
                 f"splits need at least 3; give more files, or more JSONL rows or paragraphs"
             )
@@ -79,14 +80,14 @@ class TextFiles(AbstractTask):
             return []
         rows = _read(reader, file)
         if self.text_field not in rows.column_names and reader == "json":
-            raise ValueError(
+            raise UserError(
                 f"task.{self.kind}.text_field={self.text_field!r}: {file} has no such field; "
                 f"it has {', '.join(rows.column_names)}"
             )
         texts = rows[self.text_field if reader == "json" else "text"]
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
-                raise ValueError(f"{file}: row {number} holds {text!r} in {self.text_field!r}, not text; mend the row")
+                raise UserError(f"{file}: row {number} holds {text!r} in {self.text_field!r}, not text; mend the row")
         return [text.encode() for text in texts]
 
 
@@ -97,16 +98,16 @@ def find_files(paths: Sequence[str]) -> dict[str, Path]:
         root = Path(path).expanduser()
         if root.is_file():
             if root.suffix.lower() not in READERS:
-                raise ValueError(f"task.text_files.paths: {path} ends in none of {', '.join(READERS)}; rename it")
+                raise UserError(f"task.text_files.paths: {path} ends in none of {', '.join(READERS)}; rename it")
             _put(found, root.name, root)
         elif root.is_dir():
             for file in root.rglob("*"):
                 if file.is_file() and file.suffix.lower() in READERS:
                     _put(found, file.relative_to(root).as_posix(), file)
         else:
-            raise ValueError(f"task.text_files.paths: {path} does not exist; correct the path or name it with --data")
+            raise UserError(f"task.text_files.paths: {path} does not exist; correct the path or name it with --data")
     if not found:
-        raise ValueError(
+        raise UserError(
             f"task.text_files.paths: no {', '.join(READERS)} file under {', '.join(paths)}; name other files or folders"
         )
     return dict(sorted(found.items()))
@@ -136,9 +137,9 @@ def _read(reader: str, file: Path) -> Any:
             )
         except (datasets.exceptions.DatasetGenerationError, UnicodeDecodeError) as error:
             cause = error.__cause__ or error
-            raise ValueError(
-                f"{file}: cannot be read as {reader} in UTF-8 ({cause}); mend or leave out the file"
-            ) from (error)
+            raise UserError(f"{file}: cannot be read as {reader} in UTF-8 ({cause}); mend or leave out the file") from (
+                error
+            )
 
 
 def _deal(names: Sequence[str]) -> dict[str, str]:

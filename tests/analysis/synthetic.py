@@ -92,6 +92,7 @@ class Writer:
         metrics: dict[str, float] | None = None,
         tags: dict[str, str] | None = None,
         running: bool = False,
+        generation: int = 0,
     ) -> str:
         """Log one child run."""
         ids = {Tag.SPEC: digest([flat, number]), Tag.POINT: digest(flat), Tag.ARCH: digest(flat)}
@@ -99,7 +100,8 @@ class Writer:
         heads = {
             Tag.KIND: "trial",
             Tag.SEARCH: self.name,
-            Tag.KEY: f"{self.name}/0/{stage}/{number}",
+            Tag.KEY: f"{self.name}/{generation}/{stage}/{number}",
+            Tag.GENERATION: str(generation),
             Tag.NUMBER: str(number),
             Tag.STAGE: str(stage),
             "mlflow.parentRunId": self.parent,

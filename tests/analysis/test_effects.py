@@ -198,3 +198,10 @@ def test_columns_that_add_nothing_are_left_out() -> None:
     design, held = regression.chosen([own], [2 * own, other, own + 3], outcome)
     assert held == [1]
     assert np.linalg.matrix_rank(design) == design.shape[1] == 3
+
+
+def test_effects_are_called_descriptive_and_leave_the_decision_to_finals(search: Search) -> None:
+    title = effects_text(search).split("\n")[0]
+    assert "descriptive: the sampler chose the trials" in title
+    assert "paired finals decide" in title
+    assert "hold together" not in title

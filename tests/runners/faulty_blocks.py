@@ -11,7 +11,7 @@ from blocks.families import AbstractPremixer, Context, Dims, MixerModule, Positi
 from blocks.registry import register
 from search_space.domains import choice
 
-FAULTS = ("nan", "memory", "error", "none")
+FAULTS = ("nan", "memory", "error", "evaluation", "none")
 
 
 class FaultyModule(MixerModule):
@@ -24,6 +24,8 @@ class FaultyModule(MixerModule):
 
     def forward(self, x: Tensor, position: PositionModule, context: Context) -> Tensor:
         self.passes += self.training
+        if self.fault == "evaluation":
+            return x if self.training or not self.passes else x * float("nan")
         if self.passes < 4:
             return x
         if self.fault == "memory":

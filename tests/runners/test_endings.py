@@ -37,6 +37,18 @@ def test_a_trial_over_its_seconds_is_timed_out() -> None:
     assert "budget.max_seconds=0.05" in result.reason
 
 
+def test_waiting_for_the_answer_to_a_reading_is_not_the_trials_time() -> None:
+    def slow(reading: Reading) -> bool:
+        if reading.tokens == 1280:
+            time.sleep(9.0)
+        return True
+
+    result = run(prepare("budget.max_seconds=8"), slow)
+    assert result.status is Status.OK
+    assert result.seconds < 8
+    assert result.curve[-1].seconds < 8
+
+
 @pytest.fixture(scope="module")
 def faults() -> dict[str, TrialResult]:
     """One trial per fault of a user's own block, in a process of its own, so that no other test sees that block."""
@@ -57,6 +69,13 @@ def test_a_nan_is_a_divergence_at_the_tokens_where_it_came(faults: dict[str, Tri
     assert "the training loss is nan at 512 tokens" in result.reason
     assert all(math.isfinite(value) for value in result.metrics.values())
     assert [reading.tokens for reading in result.curve] == [0]
+
+
+def test_a_nan_in_evaluation_alone_is_told_with_its_tokens(faults: dict[str, TrialResult]) -> None:
+    result = faults["evaluation"]
+    assert result.status is Status.DIVERGED
+    assert "validation loss is nan" in result.reason
+    assert result.first_nonfinite_step == result.tokens > 0
 
 
 def test_a_failed_allocation_is_out_of_memory(faults: dict[str, TrialResult]) -> None:

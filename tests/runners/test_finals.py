@@ -1,5 +1,6 @@
 """Which candidates meet in a final, and with which seeds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from studied import ok, opened
@@ -110,3 +111,31 @@ def test_a_contrast_without_a_base_is_left_out_with_the_reason(tmp_path: Path) -
         source = finals(study)
         assert drain(source) == []
         assert [final.skipped for final in source.outcomes()] == ["no trial is ok"] * 2
+
+
+def test_more_seeds_under_the_same_name_train_the_missing_replicas_alone(tmp_path: Path) -> None:
+    four, six = (f"final={{seeds: {seeds}, contrasts: {{positions: {{model.position: none}}}}}}" for seeds in (4, 6))
+    with opened(tmp_path, four, "search.sampler=random") as study:
+        for _ in range(10):
+            proposed = study.propose()
+            assert proposed is not None
+            study.tell(proposed.number, ok(1.0 + (proposed.resolved.flat["model.position.kind"] == "none")))
+        first = drain(finals(study))
+    with opened(tmp_path, six, "search.sampler=random") as study:
+        assert study.generation == 0
+        source = finals(study)
+        more = drain(source)
+        assert [entry.marks["replica"] for entry in source._ledger.entries()] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        assert [(final.done, final.total) for final in source.outcomes()] == [(12, 12)]
+    assert (len(first), len(more)) == (8, 4)
+    assert not {job.spec.id for job in first} & {job.spec.id for job in more}
+
+
+def test_a_final_whose_loss_is_missing_is_settled_as_broken(tmp_path: Path) -> None:
+    with searched(tmp_path, {"none": 2.0, "rotary": 1.0}) as study:
+        source = finals(study)
+        job = source.next()
+        assert job is not None
+        source.finish(job.key, replace(ok(1.0), metrics={}))
+    with opened(tmp_path, FINAL, "search.sampler=random") as study:
+        assert finals(study)._ledger[job.key].settled

@@ -133,6 +133,28 @@ def test_every_way_to_break_gets_its_own_class(
     assert all(results[10 + k].status is Status.OK for k in range(3))
 
 
+def test_a_driver_that_answers_late_times_no_trial_out(
+    small: tuple[TrialSpec, Path], engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "GRACE_SECONDS", 1.0)
+    spec = dataclasses.replace(small[0], budget=dataclasses.replace(small[0].budget, max_seconds=8.0))
+    engine.start(Job(key=0, spec=spec))
+    late, events = False, list(engine.wait(1.0))
+    end = time.monotonic() + 60
+    while not any(isinstance(event, Ended) for event in events):
+        assert time.monotonic() < end
+        for event in events:
+            if not late:
+                time.sleep(10.0)
+                assert engine.wait(0.0) == []
+            late = True
+            engine.decide(event.key, True)
+        events = engine.wait(1.0)
+    (ended,) = events
+    assert isinstance(ended, Ended)
+    assert ended.result.status is Status.OK
+
+
 DRIVER = """
 import sys
 sys.path.insert(0, {tests!r})

@@ -3,10 +3,11 @@
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from statistics import mean
 
 import pytest
-from studied import FINITE, experiment
+from studied import FINITE, experiment, made_up, opened
 
 from runners.evolution import CmaesSampler, Nsga2Sampler, survivors
 from runners.history import MOST_SEEN, AbstractSampler, Fate, Told, as_ranges, from_ranges, fronts, select
@@ -187,3 +188,55 @@ def test_a_grid_of_too_many_points_is_refused() -> None:
 
 def test_grid_suits_the_finite_space() -> None:
     assert len(list(make_sampler(experiment("search.sampler=grid", *FINITE)).draws(0, []))) == 8
+
+
+@pytest.mark.parametrize("fate", [Fate.BROKEN, Fate.PRUNED])
+def test_nsga2_goes_on_when_no_trial_was_ever_ok(fate: Fate) -> None:
+    ends = play(Nsga2Sampler(space=NUMBERS, seed=0, population=4), 12, lambda n, p: told(n, p, fate=fate))
+    assert all(holds(NUMBERS, end.point) for end in ends)
+    assert [end.number for end in survivors(ends, 4)] == [0, 1, 2, 3]
+    assert [len(front) for front in fronts(ends)] == [12]
+
+
+def cmaes(seed: int = 3) -> CmaesSampler:
+    return CmaesSampler(space=NUMBERS, seed=seed, fields=searched(NUMBERS))
+
+
+def test_cmaes_learns_when_the_first_trials_are_no_points_of_the_space() -> None:
+    ends = [told(number, next(cmaes().draws(number, [])), float(number)) for number in range(3, 23)]
+    unlearned = next(cmaes().draws(40, []))
+    assert next(cmaes().draws(40, ends)) != unlearned
+    closing: list[Told] = []
+    sampler = cmaes(1)
+    for number in range(3, 93):
+        point = next(sampler.draws(number, closing))
+        closing.append(told(number, point, distance(point)))
+    assert mean(end.values[0] for end in closing[-20:]) < 0.5 * mean(end.values[0] for end in closing[:20])
+
+
+def test_a_cmaes_block_waits_for_its_running_trials_alone() -> None:
+    ends = play(cmaes(), 18, lambda n, p: told(n, p, distance(p)))
+    unlearned = next(cmaes().draws(18, []))
+    waiting = [told(2, dict(ends[2].point), fate=Fate.RUNNING) if end.number == 2 else end for end in ends]
+    later = [told(17, dict(ends[17].point), fate=Fate.RUNNING) if end.number == 17 else end for end in ends]
+    assert next(cmaes().draws(18, waiting)) == unlearned
+    learned = next(cmaes().draws(18, later))
+    assert learned == next(cmaes().draws(18, ends[:12])) != unlearned
+
+
+def test_cmaes_learns_beside_a_baseline_outside_the_space(tmp_path: Path) -> None:
+    model = "{d_model: 16, layers: 1, mixer: {softmax: {kv_heads: 2, queries_per_kv: 1, head_dim: 8}}, position: none}"
+    fixed = (
+        "model.mixer={softmax: {kv_heads: 1, queries_per_kv: 1, head_dim: 8, qk_norm: none}}",
+        "model.position=none",
+        "optimizer.adamw.weight_decay={low: 0.01, high: 0.1}",
+        "search.sampler=cmaes",
+        f"baseline={{model: {model}}}",
+    )
+    with opened(tmp_path, *fixed) as study:
+        for _ in range(40):
+            proposed = study.propose()
+            assert proposed is not None
+            study.tell(proposed.number, made_up(proposed))
+        misses = [distance_of_rate(dict(entry.point)) for entry in study.trials()]
+    assert mean(misses[-10:]) < 0.5 * mean(misses[1:13])

@@ -16,7 +16,7 @@ from runners.store import Store, StoreError
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.places import locate
-from search_space.records import Artifact
+from search_space.records import Artifact, Stage, Tag
 
 
 def test_runs_are_found_by_number_best_and_id(tmp_path: Path) -> None:
@@ -148,3 +148,17 @@ def test_a_folder_with_spaces_holds_a_store(tmp_path: Path) -> None:
     folder = tmp_path / "my work, 100%"
     folder.mkdir()
     check_written(store_uri(folder), write_search(store_uri(folder)))
+
+
+def test_every_run_says_its_generation_and_a_final_is_the_newest_ones(tmp_path: Path) -> None:
+    uri, search, tracker = store_uri(tmp_path), searched(), Tracker(store_uri(tmp_path))
+    search.start(tracker)
+    spec, resolved = search.trial(0)
+    runs = {}
+    for generation in (10, 9):
+        runs[generation] = tracker.start_trial(0, Stage.FINAL, generation, spec, resolved, "final", {})
+        tracker.finish_trial(runs[generation], result())
+    tracker.finish_search("FINISHED")
+    found = Store(locate(uri)).find_run("tiny/final/0")
+    assert found.info.run_id == runs[10]
+    assert found.data.tags[Tag.GENERATION] == "10"

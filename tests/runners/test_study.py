@@ -6,12 +6,14 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from optuna.trial import TrialState
 from studied import FINITE, SHAPE, broken, experiment, made_up, ok, opened, points, uri
 
-from runners.history import from_ranges
+from runners.history import Fate, from_ranges
 from runners.study import Study, StudyBusy, StudyMismatch
 from search_space.canon import canonical_json
 from search_space.errors import UserError
@@ -258,3 +260,20 @@ def test_a_recorded_result_survives_a_death_before_it_is_settled(tmp_path: Path)
 def test_a_storage_that_is_no_database_uri_is_refused() -> None:
     with pytest.raises(UserError, match="takes sqlite:///FILE or postgresql://"):
         Study.open("redis://somewhere", experiment())
+
+
+def test_a_trial_without_one_of_its_objectives_is_settled_as_broken(tmp_path: Path) -> None:
+    two = ("objectives=[loss, tokens_per_second]", "search.sampler=nsga2", "search.population=4")
+    with opened(tmp_path, *two) as study:
+        proposed = study.propose()
+        assert proposed is not None
+        study.record(0, replace(ok(1.0), metrics={"loss": 1.0}))
+    with opened(tmp_path, *two) as study:
+        study.settle(0)
+        run(study, 2)
+    with opened(tmp_path, *two) as study:
+        assert all(entry.settled for entry in study.trials())
+        assert [told.fate for told in study._history()] == [Fate.BROKEN, Fate.OK, Fate.OK]
+        (kept,) = study.storage.get_all_studies()
+        states = [trial.state for trial in study.storage.get_all_trials(kept._study_id)]
+        assert states == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]

@@ -13,6 +13,7 @@ from runners.tasks.data import IGNORED, SPLITS, Examples, Stream, TaskShape, big
 from runners.tasks.mqar import Mqar
 from runners.tasks.python_source import PythonSource, sources, split_of
 from runners.tasks.text_files import TextFiles
+from search_space.errors import UserError
 
 MQAR_FINGERPRINT = "2965cfdec45ea9c035f92b2bc9b5b0bd6677401b22072807233635483aad6730"
 SMALL_MQAR = Mqar(seq_len=64, pairs=8, vocabulary=64, examples=200, held_out=40, seed=3)
@@ -249,3 +250,22 @@ def test_shapes_are_known_without_data() -> None:
     assert set(TASKS) == {"python_source", "text_files", "mqar"}
     shape = TextFiles(paths=("/nowhere",), seq_len=32, eval_lengths=(64, 48)).shape()
     assert (shape.vocab_size, shape.train_len, shape.max_len) == (256, 32, 64)
+
+
+@pytest.mark.parametrize("max_bytes", [2**16, 2**18, 2**20])
+def test_a_small_python_corpus_keeps_every_split_in_its_share(max_bytes: int) -> None:
+    data = PythonSource(max_bytes=max_bytes).prepare()
+    held = {name: len(tokens(data, name)) for name in SPLITS}
+    assert sum(held.values()) <= max_bytes
+    for name in ("validation", "test"):
+        assert 0.04 < held[name] / max_bytes <= 0.08
+
+
+def test_a_data_file_takes_the_lengths_of_the_task_that_reads_it(source: TaskData, tmp_path: Path) -> None:
+    source.save(tmp_path / "source.safetensors")
+    longer = PythonSource(seq_len=64, max_bytes=2**20).prepare(str(tmp_path / "source.safetensors"))
+    assert longer.shape == TaskShape(vocab_size=256, train_len=64, max_len=64)
+    assert longer.fingerprint == source.fingerprint
+    SMALL_MQAR.prepare().save(tmp_path / "mqar.safetensors")
+    with pytest.raises(UserError, match="was made for"):
+        Mqar(seq_len=32, pairs=8, vocabulary=64).prepare(str(tmp_path / "mqar.safetensors"))

@@ -34,6 +34,7 @@ def test_an_experiment_comes_back_from_its_plain_form() -> None:
     "more",
     [
         "search: {trials: 99}",
+        "final: {seeds: 9}",
         "engine: {jobs: 9}",
         "max_hours: 3",
         "max_tokens: 1B",
