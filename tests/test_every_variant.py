@@ -23,6 +23,7 @@ from registered_cases import (
     is_first,
     label,
     pairs,
+    slow,
     tiered,
 )
 from torch import Tensor
@@ -57,7 +58,7 @@ def logits(model: DecoderLM, tokens: Tensor, live: Tensor | None = None) -> Tens
         return model.eval()(tokens, live)[0]
 
 
-@pytest.mark.parametrize("changes", [*tiered(BUILT), *OPTION_CASES], ids=label)
+@pytest.mark.parametrize("changes", [*tiered(BUILT), *slow(OPTIONS)], ids=label)
 def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> None:
     config = small(changes)
     model = config.build(seed=1)
