@@ -42,7 +42,8 @@ $(READY): pyproject.toml constraints.txt
 	echo "Setting up $(VENV) (once; about two minutes with a cold package cache) ..."
 	$(PYTHON) -m venv "$(VENV)"
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt uv setuptools
-	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" "$(BIN)/uv" pip install --quiet --compile-bytecode --python "$(BIN)/python" -c constraints.txt -e '.[dev]'
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" "$(BIN)/uv" pip install --quiet --compile-bytecode --python "$(BIN)/python" -c constraints.txt -e '.[dev]' 2>"$(VENV)/uv.log" ||
+	  { echo "uv could not ($(VENV)/uv.log says why); pip does it, more slowly ..."; "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
 	touch "$(READY)"
 
 clean:

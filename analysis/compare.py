@@ -19,6 +19,8 @@ MIXTURE_VARIANCE = 25.0
 """Prior variance of mean/deviation, tuned to effects that few seeds can show: near the best at 3 to 6 seeds, and at 50
 it costs an eighth of the width. `decidable` gives the smallest gap that n seeds decide."""
 _MOST_SEEDS = 1000
+_FEWEST_FORETELL = 4
+"""Pairs from which the spread is known well enough to say how many more would decide."""
 
 Kind = str
 
@@ -186,11 +188,11 @@ def _sentence(verdict: Verdict) -> str:
         return f"{v.contestant} equals {v.baseline} within ±{number_text(v.margin)} {v.unit} {ends}, {pairs}"
     if v.n == 0:
         return f"undecided: {v.contestant} against {v.baseline} has no complete pair of seeds yet"
+    said = f"undecided: {v.contestant} minus {v.baseline} is {number_text(v.estimate)} {v.unit} {ends} after {pairs}"
+    if v.n < _FEWEST_FORETELL:
+        return said
     wish = f"more than {_MOST_SEEDS:,}" if v.more_seeds >= _MOST_SEEDS else f"about {v.more_seeds}"
-    return (
-        f"undecided: {v.contestant} minus {v.baseline} is {number_text(v.estimate)} {v.unit} {ends} after {pairs}; "
-        f"{wish} more would probably settle a gap of this size"
-    )
+    return f"{said}; {wish} more would probably settle a gap of this size"
 
 
 def number_text(value: float) -> str:

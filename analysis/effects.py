@@ -20,6 +20,10 @@ from analysis.factors import FEWEST, Factor, Level, factor
 from analysis.frame import ENDED_BADLY, PARAM, TRAINED, Search, short_path, short_value
 
 ALPHA = 0.05
+STEADY = 0.6
+"""Spearman correlation with the final loss under which an early order is called unsteady."""
+ENOUGH_FINISHED = 8
+"""Finished trials under which such a correlation says little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,32 @@ class Effects:
     agreement: float
     """Spearman correlation with the final loss over the trials that trained to the end; NaN when there are under 3."""
     n_finished: int
+    budget: int
+    """Training tokens of a whole trial; 0 when the store lost the experiment."""
+
+    @property
+    def early(self) -> str:
+        """How early the losses were compared, where that is before half of the budget; else empty."""
+        if not 0 < 2 * self.tokens < self.budget:
+            return ""
+        parts = self.budget / self.tokens
+        share = f"1/{parts:.0f}" if abs(parts - round(parts)) < 0.05 else f"{100 / parts:.0f} %"
+        return f"early: at {share} of the budget"
+
+    @property
+    def warning(self) -> str:
+        """Why the order at these tokens may not be the final one; empty where it is known to be."""
+        if not self.rows or self.tokens >= self.budget > 0:
+            return ""
+        if np.isnan(self.agreement):
+            return f"nothing shows that this order lasts: {self.n_finished} finished trials give no correlation"
+        if self.agreement >= STEADY and self.n_finished >= ENOUGH_FINISHED:
+            return ""
+        why = "too few to trust" if self.n_finished < ENOUGH_FINISHED else "low"
+        return (
+            f"this order may not last: Spearman {self.agreement:.2f} with the final loss over {self.n_finished} "
+            f"finished trials, {why}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data; what has no number is null."""
@@ -84,6 +114,9 @@ class Effects:
             "alpha": self.alpha,
             "spearman_with_final": _number(self.agreement),
             "n_finished": self.n_finished,
+            "budget": self.budget,
+            "early": self.early,
+            "warning": self.warning,
             "effects": [
                 {**vars(row), "estimate": _number(row.estimate), "low": _number(row.low), "high": _number(row.high)}
                 for row in self.rows
@@ -120,6 +153,7 @@ def main_effects(search: Search, *, alpha: float = ALPHA) -> Effects:
         failures=_failures(search, alpha),
         agreement=agreement,
         n_finished=n_finished,
+        budget=int(search.parent.experiment.get("budget", {}).get("tokens", 0)),
     )
 
 

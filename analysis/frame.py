@@ -25,6 +25,7 @@ ENDED_BADLY = (str(Status.DIVERGED), str(Status.OUT_OF_MEMORY), str(Status.TIMED
 
 _TAGS = {
     "candidate": Tag.CANDIDATE,
+    "same_as": Tag.SAME_AS,
     "reason": Tag.REASON,
     "arch_id": Tag.ARCH,
     "point_id": Tag.POINT,
@@ -75,6 +76,11 @@ class Search:
         chosen = chosen[chosen["generation"] == chosen["generation"].max()]
         return chosen.sort_values(["candidate", "replica"]).reset_index(drop=True)
 
+    @cached_property
+    def trainings(self) -> pd.DataFrame:
+        """Every trial and final that was trained: copies of another final are left out."""
+        return self.frame[(self.frame["same_as"] == "") & self.frame["stage"].isin([Stage.SEARCH, Stage.FINAL])]
+
     @property
     def finished(self) -> pd.DataFrame:
         """Search trials that used their whole budget, best first."""
@@ -105,6 +111,12 @@ class Search:
         if stored:
             return frozenset(_paths(space_from_plain(stored)))
         return frozenset(str(column).removeprefix(PARAM) for column in self.frame if str(column).startswith(PARAM))
+
+    @cached_property
+    def open_families(self) -> frozenset[str]:
+        """The path of the kind of each family of which the file left several variants open."""
+        stored = self.parent.experiment.get("space")
+        return frozenset(_open_families(space_from_plain(stored))) if stored else frozenset()
 
     @cached_property
     def varied(self) -> list[str]:
@@ -194,6 +206,15 @@ def _paths(space: Space, prefix: str = "") -> Iterator[str]:
                 yield from _paths(variant, f"{path}.{kind}.")
         else:
             yield path
+
+
+def _open_families(space: Space, prefix: str = "") -> Iterator[str]:
+    for name, node in space.fields.items():
+        path = f"{prefix}{name}"
+        if isinstance(node, Space):
+            yield from _open_families(node, f"{path}.")
+        elif isinstance(node, OneOf) and len(node.variants) > 1:
+            yield f"{path}.kind"
 
 
 def _absent(value: Any) -> bool:

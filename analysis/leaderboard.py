@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.frame import ENDED_BADLY, Search, describe
+from analysis.frame import ENDED_BADLY, PARAM, Search, describe, short_path
 from search_space.records import Metric, Stage, Status
 
 _RANK = {str(Status.OK): 0, str(Status.PRUNED): 1}
+_ALWAYS_TOLD = ("model.mixer.kind", "model.position.kind")
 _COSTS = (Metric.PARAMS, Metric.FLOPS, Metric.STATE_BYTES, Metric.TOKENS_PER_SECOND, Metric.PEAK_BYTES, Metric.SECONDS)
 
 
@@ -57,6 +58,18 @@ def leaderboard_json(search: Search) -> list[dict[str, Any]]:
         {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
         for row in rows
     ]
+
+
+def common_text(search: Search) -> str:
+    """What all trials share of what the file let vary, and their mixer and position where these never changed."""
+    trials = search.trials
+    constant = [
+        path
+        for path in (*_ALWAYS_TOLD, *sorted(search.open_families - set(_ALWAYS_TOLD)))
+        if PARAM + path in trials and trials[PARAM + path].notna().all() and trials[PARAM + path].nunique() == 1
+    ]
+    told = [f"{short_path(path)} {trials[PARAM + path].iloc[0]}" for path in constant]
+    return f"Common to all: {', '.join(told)}." if told else ""
 
 
 def seed_spread(search: Search) -> tuple[float, int]:

@@ -48,6 +48,7 @@ class SearchRow:
     trials: dict[str, int]
     """Search trials by status."""
     finals: int
+    """Finals of the newest generation that has any."""
     best_loss: float | None
     """Lowest final validation loss of a finished trial, or None when none has finished."""
     best: str
@@ -139,6 +140,7 @@ def _summary(parent: RunRow, rows: list[RunRow]) -> SearchRow:
     trials = [row for row in rows if row.is_trial and row.experiment_id == parent.experiment_id]
     done = [row for row in trials if _has_finished(row)]
     best = min(done, key=lambda row: row.metrics[Metric.LOSS], default=None)
+    finals = [row.generation for row in trials if row.stage == Stage.FINAL]
     return SearchRow(
         name=parent.search,
         run_id=parent.run_id,
@@ -146,7 +148,7 @@ def _summary(parent: RunRow, rows: list[RunRow]) -> SearchRow:
         start=parent.start,
         end=parent.end,
         trials=dict(Counter(row.status for row in trials if row.stage == Stage.SEARCH)),
-        finals=sum(row.stage == Stage.FINAL for row in trials),
+        finals=finals.count(max(finals, default=0)),
         best_loss=best.metrics[Metric.LOSS] if best else None,
         best=f"{parent.search}/{best.number}" if best else "",
         driver=parent.tags.get(Tag.DRIVER, ""),

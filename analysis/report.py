@@ -1,15 +1,16 @@
 """The report of a search: one Markdown page and its pictures."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis import curves, plots, text
+from analysis import costs, curves, drawing, plots, text
 from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
-from analysis.leaderboard import leaderboard
+from analysis.leaderboard import common_text, leaderboard
 from analysis.load import load_search
 from analysis.tables import markdown, quantity
 from analysis.verdicts import Contrast, contrasts
@@ -28,7 +29,7 @@ def write_report(uri: str, name: str, out: Path) -> Path:
     effects, found = main_effects(search), contrasts(search)
     pictures = _pictures(search, effects, found)
     for file, figure in pictures.items():
-        plots.save(figure, out / file)
+        drawing.save(figure, out / file)
     page = out / "report.md"
     page.write_text("\n\n".join(_sections(search, effects, found, set(pictures))) + "\n", encoding="utf-8")
     return page
@@ -36,7 +37,9 @@ def write_report(uri: str, name: str, out: Path) -> Path:
 
 def _pictures(search: Search, effects: Effects, found: Sequence[Contrast]) -> dict[str, Figure]:
     """Every figure there is something to show in, by file name."""
-    pictures = {"failures.png": plots.failures_figure(search)}
+    pictures = {}
+    if search.trials["status"].isin(ENDED_BADLY).any():
+        pictures["failures.png"] = plots.failures_figure(search)
     if found:
         pictures["finals.png"] = plots.finals_figure(search, found)
     if len(search.finished):
@@ -67,6 +70,7 @@ def _sections(search: Search, effects: Effects, found: Sequence[Contrast], pictu
         text.bigram_text(search),
         text.lead_text(search),
         markdown([*header, replay[0]], [[*row, cell] for row, cell in zip(rows, replay[1:], strict=True)]),
+        *_left_out(search, len(rows)),
         *picture("leaderboard.png", "Final validation losses of the best trials"),
         "## Learning curves",
         *picture("curves.png", "Validation loss against training tokens of every trial"),
@@ -83,6 +87,8 @@ def _sections(search: Search, effects: Effects, found: Sequence[Contrast], pictu
         "\n".join(f"- {line}" for line in text.undecided_lines(search, effects, found)),
         "## Data and environment",
         _environment(search),
+        "## What it cost",
+        costs.cost_text(search),
         "## Replay",
         _replay(search, found),
     ]
@@ -93,13 +99,21 @@ def _summary(search: Search) -> str:
     size = search.parent.experiment.get("size", {})
     facts = [f"{len(search.trials)} trials", f"{len(search.finished)} trained to the end"]
     if len(search.finals):
-        facts.append(f"{len(search.finals)} finals")
+        trained = int((search.finals["same_as"] == "").sum())
+        copies = f", {trained} trainings" if trained < len(search.finals) else ""
+        facts.append(f"{len(search.finals)} finals{copies}")
     if budget:
         facts.append(f"at most {budget['tokens']:,} tokens each")
     facts += [f"every candidate at {measure} {quantity(float(value))}" for measure, value in size.items()]
     if search.task:
         facts.append(f"task {search.task}")
-    return f"{', '.join(facts)}. Losses are {search.unit}; lower is better."
+    said = [f"{', '.join(facts)}. Losses are {search.unit}; lower is better.", common_text(search)]
+    return " ".join(filter(None, said))
+
+
+def _left_out(search: Search, shown: int) -> list[str]:
+    total = len(search.trials)
+    return [f"{shown} of {total} trials are shown; `assay runs {search.name}` lists all."] if shown < total else []
 
 
 def _effects(effects: Effects) -> list[str]:
@@ -141,11 +155,12 @@ def _replay(search: Search, found: Sequence[Contrast]) -> str:
     if found and len(search.finals):
         names.append(f"{search.name}/final/{search.finals['number'].iloc[0]}")
     lines = "\n".join(f"assay replay {name}" for name in dict.fromkeys(names))
-    seconds = search.trials[Metric.SECONDS].median() if Metric.SECONDS in search.trials else float("nan")
-    about = f" A trial took {seconds:.1f} s (median)." if seconds == seconds else ""
+    seconds = search.finished[Metric.SECONDS].median() if Metric.SECONDS in search.trials else float("nan")
+    about = f" A trial took {seconds:.1f} s (median of unpruned)." if seconds == seconds else ""
+    store = shlex.quote(search.uri)
     return (
         f"Any line of this report is trained again from the store alone and compared bit for bit.{about} "
-        f"Elsewhere than in the folder of the search, add `--tracking-uri {search.uri}`.\n\n```\n{lines}\n```"
+        f"Elsewhere than in the folder of the search, add `--tracking-uri {store}`.\n\n```\n{lines}\n```"
     )
 
 

@@ -78,10 +78,13 @@ def effects_title(effects: Effects) -> str:
     """What the numbers of the effects table are."""
     level = f"{1 - effects.alpha:.0%}"
     same = ""
-    if effects.n_finished >= 3 and not math.isnan(effects.agreement):
+    if effects.warning:
+        same = f"; WARNING: {effects.warning}"
+    elif effects.n_finished >= 3 and not math.isnan(effects.agreement):
         same = f"; against the final order: Spearman {effects.agreement:.2f} over {effects.n_finished} finished trials"
+    nature = "; ".join(filter(None, [effects.early, "descriptive: the sampler chose the trials"]))
     return (
-        "What each choice was worth (descriptive: the sampler chose the trials): difference of validation loss in "
+        f"What each choice was worth ({nature}): difference of validation loss in "
         f"{effects.unit} at {effects.tokens:,} tokens (equal for all), {effects.n} trials, below zero is better; "
         f"intervals nominally at {level} for the whole table{same}; paired finals decide"
     )
@@ -98,7 +101,7 @@ def effects_rows(effects: Effects) -> tuple[Row, list[Row]]:
             "" if math.isnan(row.estimate) else number_text(row.estimate),
             "" if math.isnan(row.low) else interval_text(row.low, row.high),
             f"{row.n}, {row.n_reference}",
-            row.claim,
+            f"{row.claim}, early" if effects.early and row.claim in ("better", "worse") else row.claim,
         ]
         for row in effects.rows
     ]
@@ -152,6 +155,14 @@ def undecided_lines(search: Search, effects: Effects, found: Sequence[Contrast])
     thin = [f"{name} {row.option}" for name, rows in by_choice.items() for row in rows if row.claim == "too few"]
     if open_choices:
         lines.append(f"Whether these choices matter at all (every interval holds zero): {', '.join(open_choices)}.")
+    pairs = [
+        f"{name} {row.option} against {row.reference}"
+        for name, rows in by_choice.items()
+        for row in rows
+        if row.claim == "undecided" and name not in open_choices
+    ]
+    if pairs:
+        lines.append(f"Whether these options differ (the interval holds zero): {', '.join(pairs)}.")
     if thin:
         lines.append(f"Too few trials to say anything: {', '.join(thin)}.")
     return lines

@@ -38,6 +38,8 @@ class Contrast:
     """Replicas of each side that ended, well or badly."""
     costs: dict[str, float]
     """Relative difference of mean cost over the complete pairs, changed over base minus one."""
+    base: str
+    """Which trial the base is, and whether that is the winner; empty while no trial has been recorded."""
 
     @property
     def text(self) -> str:
@@ -48,7 +50,7 @@ class Contrast:
         sides = {BASE: self.verdict.baseline, CHANGED: self.verdict.contestant}
         if not self.verdict.withheld:
             parts += [f"{count} seed(s) of {sides[side]} ended badly" for side, count in self.failures.items() if count]
-        return ", ".join(parts)
+        return "; ".join([", ".join(parts), *([f"base: {self.base}"] if self.base else [])])
 
     def _cost(self, name: str, share: float) -> str:
         if abs(share) < _SAME_COST:
@@ -68,6 +70,7 @@ class Contrast:
             "failures": self.failures,
             "ended": self.ended,
             "costs": self.costs,
+            "base": self.base,
         }
 
 
@@ -109,6 +112,7 @@ def _contrast(search: Search, name: str, rows: pd.DataFrame, alpha: float, margi
         failures=failures,
         ended=ended,
         costs=_costs(done[done["replica"].isin(pairs["replica"])]),
+        base=_base(search, rows[rows["side"] == BASE]),
         verdict=_heeding(verdict, failures, ended),
     )
 
@@ -126,6 +130,25 @@ def _heeding(verdict: Verdict, failures: dict[str, int], ended: dict[str, int]) 
     told = {side: f"{failures[side]} of {ended[side]}" for side in (BASE, CHANGED)}
     why = f"{names[frail]} fails {told[frail]} seeds, {names[sound]} {told[sound]}"
     return dataclasses.replace(verdict, kind="undecided", more_seeds=0, withheld=why)
+
+
+def _base(search: Search, rows: pd.DataFrame) -> str:
+    """The best trial at the point of these finals, in words."""
+    trials = search.trials
+    if not len(trials) or not len(rows):
+        return ""
+    same = trials[trials["point_id"] == rows["point_id"].iloc[0]]
+    best = search.finished["number"]
+    if not len(same):
+        return f"no trial of {search.name} has its settings"
+    numbers = [number for number in best if number in set(same["number"])] or list(same["number"])
+    name = f"{search.name}/{numbers[0]}"
+    if not len(best):
+        return name
+    winner = best.iloc[0]
+    return (
+        f"{name} (the winner)" if numbers[0] == winner else f"{name} (not the winner, which is {search.name}/{winner})"
+    )
 
 
 def _labels(search: Search, rows: pd.DataFrame) -> tuple[str, str]:

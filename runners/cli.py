@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from search_space.errors import UserError, WorkError
 
@@ -23,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="assay", description="Search transformer architectures; know which choice wins, and how sure."
     )
+    parser.add_argument("--version", action="version", version=f"assay {version('assay-search')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(name: str, help: str, module: str = "") -> argparse.ArgumentParser:
@@ -150,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 for good, 1 when the work failed, 2 for bad input."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    sys.path.append(os.getcwd())
     try:
         arguments = _parser().parse_args(argv)
         return int(importlib.import_module(f"runners.commands.{arguments.module}").run(arguments))

@@ -1,6 +1,7 @@
 """MLflow's own pages over a tracking store, on this machine only."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def serve(uri: str = "", port: int = 5000) -> int:
         Store(place)
         print(f"The store is an MLflow server with its own dashboard: {place.uri}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = start(place, port)
     try:
         print(f"Dashboard of {place.uri}: http://{HOST}:{port} (Ctrl-C ends it)")

@@ -22,6 +22,7 @@ LOADER = "load_model.py"
 _LOADER_TEXT = '''"""Load this folder's model; needs torch, safetensors and `blocks` (package assay-search)."""
 
 import json
+import sys
 from pathlib import Path
 
 from safetensors.torch import load_model
@@ -33,10 +34,15 @@ from blocks.registry import decode, load_modules
 def load(folder: Path = Path(__file__).parent) -> DecoderLM:
     """The trained model on the CPU, in evaluation mode: tokens [B, T] -> (logits [B, T, vocabulary], 0)."""
     config = json.loads((folder / "config.json").read_text())
+    sys.path.append(str(folder))  # your own blocks lie beside this file
     load_modules(tuple(config["blocks"]))
     model = decode(ModelConfig, config["model"]).build(seed=0)
     load_model(model, str(folder / "model.safetensors"))
     return model.eval()
+
+
+if __name__ == "__main__":
+    print(load())
 '''
 
 
@@ -66,6 +72,9 @@ def export(run: str, to: str, uri: str = "", data_path: str = "", *, recorded_bl
     try:
         source = _weights(store, found, run, partial / Artifact.MODEL, uri, data_path, recorded_blocks)
         (partial / CONFIG).write_text(json.dumps(_config(spec, found), indent=2) + "\n")
+        own = store.environment_file(found, Artifact.BLOCKS) if spec.blocks else None
+        if own is not None:
+            shutil.copytree(own, partial, dirs_exist_ok=True)
         (partial / LOADER).write_text(_LOADER_TEXT)
         (partial / "README.md").write_text(_readme(spec, result, found, source))
         partial.chmod(0o755)

@@ -73,8 +73,13 @@ def _full_space(faults: Faults, data: Mapping[str, Any], full_space: FullSpace) 
         if not modules:
             raise
         words = f"{type(error).__name__}: {error}"
-        faults.add("blocks", f"cannot be imported ({words}); correct the module or put its folder on PYTHONPATH")
-    return full_space(())
+        faults.add(
+            "blocks",
+            f"cannot be imported ({words}); correct the module, or put it beside the experiment file, in the folder "
+            "you run from, or on PYTHONPATH",
+        )
+        faults.raise_any()
+        raise AssertionError("a fault was added") from error
 
 
 def _name(top: Section, given: str, stem: str) -> str:

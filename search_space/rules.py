@@ -32,7 +32,9 @@ def read_budget(top: Section, task: Mapping[str, Any], pruner: PrunerSpec) -> tu
     tokens = section.need("tokens", values.count(), 0, "say how many training tokens one trial gets, such as 200k")
     batch = section.take("batch_tokens", values.count(), min(DEFAULT_ROWS * length, tokens or DEFAULT_ROWS * length))
     every = max(batch, tokens // READINGS // batch * batch)
-    every = section.take("eval_every", values.count(), pruner.grace_tokens or every)
+    if 0 < pruner.grace_tokens < tokens:
+        every = pruner.grace_tokens
+    every = section.take("eval_every", values.count(), every)
     if pruner.kind != "none" and not pruner.grace_tokens:
         pruner = dataclasses.replace(pruner, grace_tokens=every)
     budget = Budget(

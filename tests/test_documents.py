@@ -28,8 +28,9 @@ def fenced(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_readme_fits_on_a_few_screens() -> None:
+def test_readme_fits_on_a_few_screens_and_leaves_no_gap() -> None:
     assert len(README.splitlines()) <= 150
+    assert "@@" not in README
 
 
 def test_readme_experiment_file_is_good() -> None:

@@ -14,6 +14,7 @@ import torch
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, rebuild, resolve
 from runners.commands.reading import read_experiment
+from runners.progress import in_words
 from runners.tasks import task_from_plain
 from search_space.canon import seed_from
 from search_space.experiment import Experiment
@@ -81,9 +82,11 @@ def _predict(experiment: Experiment, legal: list[Resolved]) -> dict[str, float]:
     per_token = seconds / tokens.numel()
     trial = per_token * experiment.budget.tokens
     waves = math.ceil(min(experiment.search.trials, size(experiment.space)) / experiment.engine.jobs)
+    finals = math.ceil(2 * experiment.final.seeds * len(experiment.final.contrasts) / experiment.engine.jobs)
     return {
         "seconds_per_unpruned_trial": round(trial, 2),
         "seconds_if_nothing_is_pruned": round(trial * waves, 1),
+        "seconds_of_finals": round(trial * finals, 1),
         "jobs": experiment.engine.jobs,
     }
 
@@ -119,8 +122,9 @@ def _text(experiment: Experiment, facts: dict[str, Any]) -> str:
         predicted = facts["predicted"]
         lines.append(
             f"  predicted time  {predicted['seconds_per_unpruned_trial']} s an unpruned trial; "
-            f"{predicted['seconds_if_nothing_is_pruned']} s for {experiment.search.trials} trials on "
-            f"{predicted['jobs']} job(s) if nothing is pruned"
+            f"{in_words(predicted['seconds_if_nothing_is_pruned'])} for {experiment.search.trials} trials on "
+            f"{predicted['jobs']} job(s) if nothing is pruned, "
+            f"{in_words(predicted['seconds_of_finals'])} for the finals"
         )
     else:
         lines[0] = f"{experiment.name}: no legal point among {facts['sampled']} drawn"

@@ -1,6 +1,7 @@
 """`assay export`: a trained model that needs no store."""
 
 import argparse
+import shlex
 
 from runners.export import export
 
@@ -14,5 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.data,
         recorded_blocks=arguments.recorded_blocks,
     )
-    print(f"{folder}\n  load it:  python {folder}/load_model.py   (or: from load_model import load)")
+    print(
+        f"{folder}\n  load it:  python {shlex.quote(str(folder / 'load_model.py'))}   (or: from load_model import load)"
+    )
     return 0

@@ -1,6 +1,7 @@
 """Reading an experiment for a command: a file or a preset, with the overrides of the command line."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from runners.candidate import full_space
@@ -11,9 +12,11 @@ from search_space.space import unknown
 
 
 def read_experiment(arguments: argparse.Namespace, overrides: tuple[str, ...] = ()) -> Experiment:
-    """The experiment named by `arguments.file`, a path or a preset."""
+    """The experiment named by `arguments.file`, a path or a preset; its folder may hold the user's own blocks."""
+    path = locate(arguments.file)
+    sys.path.append(str(path.absolute().parent))
     return read(
-        locate(arguments.file),
+        path,
         full_space=full_space,
         tasks=TASKS,
         overrides=(*arguments.overrides, *overrides),

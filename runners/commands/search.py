@@ -1,6 +1,7 @@
 """`assay search`: run a search to its end, then say what came of it."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _verdicts(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Name
     search = load_search(tracker.place.uri, outcome.name)
     for text in (leaderboard_text(search), effects_text(search), verdicts_text(search)):
         print(f"\n{text}")
-    store = f" --tracking-uri {arguments.tracking_uri}" if arguments.tracking_uri else ""
+    store = f" --tracking-uri {shlex.quote(arguments.tracking_uri)}" if arguments.tracking_uri else ""
     if not arguments.no_report and not outcome.interrupted:
         print(f"\nReport: {_report(outcome.name, tracker)}")
     following = (f"best {outcome.name}", f"replay {outcome.name}/best", "dashboard")

@@ -11,7 +11,7 @@ from conftest import store_uri
 
 from analysis.effects import main_effects
 from analysis.frame import Search
-from analysis.load import find_run, load_search
+from analysis.load import find_run, list_searches, load_search
 from analysis.text import undecided_lines, verdicts_text
 from analysis.verdicts import contrasts
 from runners.store import Store
@@ -162,6 +162,8 @@ def test_the_newest_generation_alone_is_judged_and_found(empty_store: Path, tmp_
     assert set(found.finals["generation"]) == {10}
     (depth,) = contrasts(found)
     assert (depth.verdict.kind, depth.verdict.n) == ("worse", 6)
+    (listed,) = list_searches(writer.uri)
+    assert listed.finals == 12
     newest = set(found.finals["run_id"])
     assert find_run(writer.uri, "depth/final/3").run_id in newest
     assert Store(locate(writer.uri)).find_run("depth/final/3").info.run_id in newest

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -170,3 +171,26 @@ def test_blocks_lists_every_family() -> None:
     table = json.loads(assay(Path.cwd(), "blocks", "--json").stdout)
     assert {"softmax", "sliding_window", "linear"} <= {row["kind"] for row in table["mixer"]}
     assert all(row["paper"] and row["meaning"] for rows in table.values() for row in rows)
+
+
+def test_own_block_beside_the_file_is_found_searched_and_exported(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "average_beside.py").write_text(source)
+    text = EXPERIMENT.replace("task:", "blocks: [average_beside]\ntask:", 1).replace("name: tiny", "name: own")
+    text = text.replace("softmax: {kv_heads: 2, queries_per_kv: 1, head_dim: 8, qk_norm: none}", "average: {width: 32}")
+    (there / "own.yaml").write_text(text.replace("position: [none, rotary, alibi]", "position: [none, sinusoidal]"))
+    assay(tmp_path, "search", "there/own.yaml", "--trials", "2", "--no-report", "--set", "final={}")
+    assay(tmp_path, "export", "own/best", "--to", "the model", "--recorded-blocks")
+    loaded = subprocess.run(
+        [sys.executable, str(tmp_path / "the model" / "load_model.py")],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert "AverageModule" in loaded.stdout

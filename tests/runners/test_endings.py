@@ -37,6 +37,7 @@ def test_a_trial_over_its_seconds_is_timed_out() -> None:
     assert "budget.max_seconds=0.05" in result.reason
 
 
+@pytest.mark.slow
 def test_waiting_for_the_answer_to_a_reading_is_not_the_trials_time() -> None:
     def slow(reading: Reading) -> bool:
         if reading.tokens == 1280:

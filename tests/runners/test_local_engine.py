@@ -133,6 +133,7 @@ def test_every_way_to_break_gets_its_own_class(
     assert all(results[10 + k].status is Status.OK for k in range(3))
 
 
+@pytest.mark.slow
 def test_a_driver_that_answers_late_times_no_trial_out(
     small: tuple[TrialSpec, Path], engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ class Slow(Tracker):
         super().log_reading(run_id, reading)
 
 
+@pytest.mark.slow
 def test_a_slow_store_changes_no_trial(tmp_path: Path) -> None:
     slow = Slow(f"sqlite:///{tmp_path}/mlflow.db")
     outcome, _ = search(tmp_path, "search.trials=1", "budget.max_seconds=10", tracker=slow)
