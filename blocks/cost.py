@@ -11,9 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from blocks.families import AbstractMixer, Context, PositionModule, Role, State
+from blocks.decoding import Decoding, MixerSlot
+from blocks.families import AbstractMixer, Context, PositionModule, Role, State, active_share
 from blocks.init import role_of
-from blocks.model import Decoding, MixerSlot, ModelConfig, build_final_norm, build_layer, build_positions, build_slot
+from blocks.model import (
+    ModelConfig,
+    build_blocks,
+    build_embedding_norm,
+    build_final_norm,
+    build_layer,
+    build_positions,
+    build_slot,
+)
 
 WEIGHT_BYTES = 4
 """Weights, gradients and optimizer moments are float32."""
@@ -38,7 +47,7 @@ class Cost:
     flops_per_token_causal: float
     """The same where only scores of visible pairs count."""
     state_bytes_per_token: float
-    """Bytes by which the decoding state of one sequence grows with one more token, at this length."""
+    """Bytes by which the decoding state of one sequence grows with one more token, around this length."""
     fixed_state_bytes: float
     """Bytes of the decoding state of one sequence that no longer grow at this length."""
     weight_bytes: int
@@ -52,16 +61,17 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Parameters, all of them and those of the body."""
+    """Parameters: all of them, those of the body, and those that one token passes through."""
 
     total: int
     body: int
+    active: int
 
     def __add__(self, other: "Count") -> "Count":
-        return Count(total=self.total + other.total, body=self.body + other.body)
+        return Count(total=self.total + other.total, body=self.body + other.body, active=self.active + other.active)
 
     def __mul__(self, times: int) -> "Count":
-        return Count(total=self.total * times, body=self.body * times)
+        return Count(total=self.total * times, body=self.body * times, active=self.active * times)
 
 
 OUTSIDE_BODY = frozenset({Role.EMBEDDING, Role.POSITION, Role.HEAD})
@@ -74,7 +84,7 @@ def measure(config: ModelConfig, length: int, micro_batch_tokens: int = 0) -> Co
     activations = _activation_bytes_per_token(config, length) * micro_batch_tokens if micro_batch_tokens else 0.0
     return Cost(
         params=count.total,
-        active_params=count.total,
+        active_params=count.active,
         body_params=count.body,
         flops_per_token=flops_per_token(config, length, causal=False),
         flops_per_token_causal=flops_per_token(config, length, causal=True),
@@ -88,18 +98,23 @@ def measure(config: ModelConfig, length: int, micro_batch_tokens: int = 0) -> Co
 def flops_per_token(config: ModelConfig, length: int, causal: bool) -> float:
     """Forward FLOPs per token as the blocks declare them; embeddings look up, norms and activations are not counted."""
     dims = config.dims()
-    outside_mixer = config.premixer.flops_per_token(dims) + config.ffn.flops_per_token(dims)
+    outside_mixer = config.premixer.flops_per_token(dims) + config.placement.ffns * config.ffn.flops_per_token(dims)
     layers = sum(
         times * (mixer.flops_per_token(dims, length, causal) + outside_mixer)
         for mixer, times in Counter(config.layer_mixers()).items()
     )
-    return layers + 2.0 * config.vocab_size * config.d_model
+    layers += sum(
+        config.position.at_layer(layer).flops_per_token(dims, mixer.head_shape(), length, causal)
+        for layer, mixer in enumerate(config.layer_mixers())
+    )
+    stack = config.stack.flops_per_token(config, length, causal)
+    return layers + config.residual.flops_per_token(dims) + stack + 2.0 * config.vocab_size * config.d_model
 
 
 def count_parameters(config: ModelConfig) -> Count:
-    """Parameters, counted on the meta device; equal layers are built once."""
+    """Parameters, counted on the meta device; equal layers are built once, and shared ones counted once."""
     count = count_shell(config)
-    for mixer, times in Counter(config.layer_mixers()).items():
+    for mixer, times in Counter(mixer for mixer, _ in build_blocks(config)).items():
         count = count + count_layer(config, mixer) * times
     return count
 
@@ -108,8 +123,16 @@ def count_shell(config: ModelConfig) -> Count:
     """Parameters outside the layers."""
     tables = config.vocab_size * config.d_model * (1 if config.tied else 2)
     with torch.device("meta"):
-        parts = nn.ModuleList([build_final_norm(config), *build_positions(config).values()])
-    return Count(total=tables, body=0) + _count(parts)
+        parts = nn.ModuleList(
+            [
+                build_embedding_norm(config),
+                build_final_norm(config),
+                config.residual.build(config.dims()),
+                *config.stack.parts(config),
+                *dict.fromkeys(build_positions(config, config.dims())),
+            ]
+        )
+    return Count(total=tables, body=0, active=tables) + _count(parts)
 
 
 def count_layer(config: ModelConfig, mixer: AbstractMixer) -> Count:
@@ -121,30 +144,39 @@ def count_layer(config: ModelConfig, mixer: AbstractMixer) -> Count:
 def _count(module: nn.Module) -> Count:
     sizes = [(role_of(name, parameter), parameter.numel()) for name, parameter in module.named_parameters()]
     return Count(
-        total=sum(size for _, size in sizes), body=sum(size for role, size in sizes if role not in OUTSIDE_BODY)
+        total=sum(size for _, size in sizes),
+        body=sum(size for role, size in sizes if role not in OUTSIDE_BODY),
+        active=sum(round(parameter.numel() * active_share(parameter)) for parameter in module.parameters()),
     )
 
 
 def _state_bytes(config: ModelConfig, length: int) -> tuple[float, float]:
-    """Growth of the decoding state by the last of `length` tokens, and the rest of the state after it."""
-    growth = total = 0
+    """Growth of the decoding state per token over the second half of `length` tokens, and the rest of it after them.
+
+    Half of them, since a state that keeps a row per block grows by none at most tokens and by a whole row at some.
+    """
+    growth, total = 0.0, 0
     for mixer, times in Counter(config.layer_mixers()).items():
         before, after = _slot_state_bytes(config, mixer, length)
-        growth += times * (after - before)
+        growth += times * (after - before) / (length - length // 2)
         total += times * after
-    return float(growth), float(total - growth * length)
+    with torch.device("meta"):
+        placing = build_positions(config, config.dims())[0]
+    total += _bytes(placing.empty_state(1, torch.device("meta"), STATE_DTYPE))
+    return growth, total - growth * length
 
 
 def _slot_state_bytes(config: ModelConfig, mixer: AbstractMixer, length: int) -> tuple[int, int]:
-    meta = torch.device("meta")
+    """Bytes of the state after the first half of so many tokens, and after all of them."""
+    meta, half = torch.device("meta"), length // 2
     with meta, torch.no_grad():
         slot = build_slot(config, mixer)
         position = config.position.build(config.dims(), mixer.head_shape())
         state = slot.empty_state(1, meta, STATE_DTYPE)
-        if length > 1:
-            state = _decoded(slot, position, state, torch.empty(1, length - 1, config.d_model), 0)
+        if half:
+            state = _decoded(slot, position, state, torch.empty(1, half, config.d_model), 0)
         before = _bytes(state)
-        state = _decoded(slot, position, state, torch.empty(1, 1, config.d_model), length - 1)
+        state = _decoded(slot, position, state, torch.empty(1, length - half, config.d_model), half)
     return before, _bytes(state)
 
 

@@ -1,14 +1,17 @@
-"""The abstract families of blocks, the sizes they are built with, and the roles of parameters."""
+"""The abstract families of blocks, the sizes they are built with, and the roles of parameters.
+
+Every family and every type they exchange stand in this one file, which is therefore longer than others.
+"""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from search_space.errors import UserError
@@ -16,6 +19,19 @@ from search_space.errors import UserError
 
 class InfeasibleArchitecture(UserError):
     """A point that no model can be built from; the message names the paths, the rule and what would do."""
+
+
+class Direction(StrEnum):
+    """Which tokens a layer may look at."""
+
+    CAUSAL = "causal"
+    """The token itself and those before it."""
+    BIDIRECTIONAL = "bidirectional"
+    """Every token of the sequence."""
+
+
+CAUSAL_ONLY = frozenset({Direction.CAUSAL})
+BOTH_DIRECTIONS = frozenset(Direction)
 
 
 class Hook(StrEnum):
@@ -29,6 +45,23 @@ class Hook(StrEnum):
     """Queries and keys are scaled by position, reciprocally."""
     SCORE_BIAS = "score_bias"
     """A bias is added to attention logits before the softmax."""
+    CONTENT_BIAS = "content_bias"
+    """A bias that depends on queries and keys is added to attention logits before the softmax."""
+    PLACE = "place"
+    """A bias may depend on where in its sequence a query stands; decoding then has to keep every key."""
+
+
+class Trait(StrEnum):
+    """What a placement provides and an init rule may need: constants of one are derived for the other."""
+
+    NO_NORM = "no_norm"
+    """Residual branches are added as they are, with no norm anywhere."""
+    BRANCH_BIASES = "branch_biases"
+    """No norm; a learned multiplier and scalar biases on each branch."""
+    SCALED_RESIDUAL = "scaled_residual"
+    """DeepNorm's scaled residual stream under a norm."""
+    INNER_NORMS = "inner_norms"
+    """A norm before the last linear map of each branch, beside the one before the branch."""
 
 
 class Role(StrEnum):
@@ -44,6 +77,8 @@ class Role(StrEnum):
     FFN_IN = "ffn_in"
     FFN_GATE = "ffn_gate"
     FFN_OUT = "ffn_out"
+    ROUTER = "router"
+    """Scores a token for each expert."""
     CONVOLUTION = "convolution"
     BIAS_TABLE = "bias_table"
     GAIN = "gain"
@@ -52,17 +87,38 @@ class Role(StrEnum):
 
 
 MATRICES = frozenset(
-    {Role.HEAD, Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT, Role.FFN_IN, Role.FFN_GATE, Role.FFN_OUT}
+    {
+        Role.HEAD,
+        Role.QUERY,
+        Role.KEY,
+        Role.VALUE,
+        Role.MIXER_OUT,
+        Role.FFN_IN,
+        Role.FFN_GATE,
+        Role.FFN_OUT,
+        Role.ROUTER,
+    }
 )
 """Roles an init rule draws by fan-in and fan-out; EMBEDDING and POSITION are drawn too, the rest start as built."""
 RESIDUAL_OUTPUTS = frozenset({Role.MIXER_OUT, Role.FFN_OUT})
 
 
-def mark(parameter: nn.Parameter, role: Role, *, fan_in: int = 0, fan_out: int = 0) -> nn.Parameter:
-    """Give a parameter its role and fans; every parameter of a model carries a role."""
+def mark(
+    parameter: nn.Parameter, role: Role, *, fan_in: int = 0, fan_out: int = 0, active_share: float = 1.0
+) -> nn.Parameter:
+    """Give a parameter its role and fans; every parameter of a model carries a role.
+
+    `active_share` is the part of it that one token passes through, below 1 where tokens are routed.
+    """
     parameter.role = role  # type: ignore[attr-defined]
     parameter.fans = (fan_in, fan_out)  # type: ignore[attr-defined]
+    parameter.active_share = active_share  # type: ignore[attr-defined]
     return parameter
+
+
+def active_share(parameter: nn.Parameter) -> float:
+    """The part of a parameter that one token passes through."""
+    return getattr(parameter, "active_share", 1.0)
 
 
 def linear(d_in: int, d_out: int, role: Role, *, bias: bool = False) -> nn.Linear:
@@ -88,6 +144,8 @@ class Dims:
     """Sequence length the model is trained at."""
     max_len: int
     """Longest sequence the model is ever run on; at least train_len."""
+    direction: Direction = Direction.CAUSAL
+    """Whether the layers built with these sizes may look ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +162,47 @@ State = dict[str, Tensor]
 
 
 @dataclass
+class Values:
+    """How the values of one layer and those of the first meet; see blocks.residual."""
+
+    first: Float[Tensor, "B T V"] | None = None
+    """The values of the first layer; None in that layer itself."""
+    share: Tensor | float = 1.0
+    """The share of a layer's own values in what it uses; the rest is that of the first layer's."""
+    own: Float[Tensor, "B T V"] | None = None
+    """What the layer made, for the caller to keep."""
+
+
+@dataclass
 class Context:
     """What one forward pass hands to every mixer."""
 
     live: Bool[Tensor, "B S"] | None = None
     """False where a token is padding: it is never attended to. None: every token is live."""
+    segments: Int[Tensor, "B S"] | None = None
+    """The document of each token where several are packed into a row: tokens of two documents never meet."""
+    prefix: int = 0
+    """So many first tokens of each row see each other in both directions; 0 in a causal model."""
     losses: list[Tensor] = field(default_factory=list)
     """Auxiliary losses of this pass, already weighted; the training loop adds them."""
+    values: Values | None = None
+    """Where a residual form mixes values over layers."""
+    memory: Float[Tensor, "B M D"] | None = None
+    """What an encoder made of the source, for layers that look at it."""
+    memory_live: Bool[Tensor, "B M"] | None = None
+    """False where the source is padding."""
+
+
+LayerCall = Callable[[Tensor, Values | None], Tensor]
+"""One layer of a running model: maps the residual stream, and fills in what it was given of Values."""
+
+
+class ResidualModule(nn.Module):
+    """Runs the layers of a model, first to last, and decides what each reads and what becomes of its output."""
+
+    def forward(self, x: Float[Tensor, "B T D"], layers: Sequence[LayerCall]) -> Float[Tensor, "B T D"]:
+        """The residual stream after the last layer; position-wise but for what the layers do."""
+        raise NotImplementedError
 
 
 class PositionModule(nn.Module):
@@ -119,9 +211,19 @@ class PositionModule(nn.Module):
     `start` is the position of the first row given.
     """
 
-    def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
-        """The residual stream with positions added."""
+    def embed(
+        self, x: Float[Tensor, "B T D"], start: int = 0, live: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream with positions added; padding's content changes no live token."""
         return x
+
+    def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """What `embed_step` keeps, before the first token; nothing where positions do not depend on content."""
+        return {}
+
+    def embed_step(self, x: Float[Tensor, "B T D"], state: State, start: int) -> tuple[Float[Tensor, "B T D"], State]:
+        """`embed` of T further tokens, and the state after them."""
+        return self.embed(x, start), {}
 
     def rotate(
         self, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int = 0
@@ -136,15 +238,24 @@ class PositionModule(nn.Module):
         """Bias on the logits of queries start..start + n_query - 1 against keys 0..n_key - 1; None: no bias."""
         return None
 
+    def content_bias(
+        self, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int = 0
+    ) -> Float[Tensor, "B H T S"] | None:
+        """Bias on the scaled logits of queries at start.. against keys at 0.., before they are masked; None: no bias.
+
+        Queries and keys come normed and not rotated. Query head h is served by key head floor(h * G / H).
+        """
+        return None
+
 
 class MixerModule(nn.Module):
-    """A causal sequence mixer: mixes information over time. All are causal in this registry's decoders."""
+    """A sequence mixer: mixes information over time, in the direction it was built for."""
 
     backends: Mapping[str, str] = MappingProxyType({})
     """Per op: the backend chosen at build, and why the others were not."""
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
-        """Output t depends on inputs 0..t only."""
+        """Output t depends on inputs 0..t only, unless the mixer was built to be bidirectional."""
         raise NotImplementedError
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -168,9 +279,21 @@ class AbstractMixer:
     kind: ClassVar[str]
     paper: ClassVar[str]
     offers: ClassVar[frozenset[Hook]]
+    directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
+    """Directions it can be built for; one that can do both reads dims.direction."""
+    packs: ClassVar[bool] = False
+    """Whether it keeps the documents of Context.segments apart."""
+    takes_prefix: ClassVar[bool] = False
+    """Whether it honours Context.prefix."""
+    value_projection: ClassVar[bool] = False
+    """Whether its module makes its values, and nothing else, by a linear map called `value`."""
 
     @abstractmethod
     def build(self, dims: Dims) -> MixerModule: ...
+
+    def build_at(self, dims: Dims, layer: int) -> MixerModule:
+        """The module of a layer, counted from 0, for mixers whose start depends on depth."""
+        return self.build(dims)
 
     @abstractmethod
     def head_shape(self) -> HeadShape: ...
@@ -192,6 +315,9 @@ class AbstractPremixer:
 
     kind: ClassVar[str]
     paper: ClassVar[str]
+    directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
+    packs: ClassVar[bool] = False
+    """Whether it keeps the documents of Context.segments apart."""
 
     @abstractmethod
     def build(self, dims: Dims) -> MixerModule:
@@ -207,9 +333,22 @@ class AbstractPosition:
     kind: ClassVar[str]
     paper: ClassVar[str]
     needs: ClassVar[frozenset[Hook]]
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    relative: ClassVar[bool] = True
+    """Whether what it does to mixers depends on distances only, wherever a document starts in its row."""
+    mixes_tokens: ClassVar[bool] = False
+    """Whether it lets tokens see each other by itself, before the first layer."""
 
     @abstractmethod
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule: ...
+
+    def flops_per_token(self, dims: Dims, heads: HeadShape, length: int, causal: bool) -> float:
+        """Forward FLOPs of matrix products that it adds to a mixer with these heads, per token of such a sequence."""
+        return 0.0
+
+    def at_layer(self, layer: int) -> "AbstractPosition":
+        """The scheme that acts on the mixer of a layer, counted from 0; all act on the embedding alike."""
+        return self
 
     def canonical(self, dims: Dims) -> "AbstractPosition":
         """The simplest config that computes the same function at these sizes; dead fields go to their default."""
@@ -217,6 +356,21 @@ class AbstractPosition:
 
     def check(self, dims: Dims, heads: HeadShape) -> None:
         """Raise InfeasibleArchitecture where fields and sizes contradict each other."""
+
+
+class RoutedFFN(nn.Module):
+    """An FFN that is told of padding and may add losses: called as ffn(x, context), without one while decoding."""
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context | None = None) -> Float[Tensor, "B T D"]:
+        """Padding changes no live token's output; losses go to context.losses, already weighted."""
+        raise NotImplementedError
+
+    def rebalance(self) -> None:
+        """What happens between two optimizer steps, outside of gradients."""
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Metrics of training since they were last asked for, each a mean over tokens; asking begins anew."""
+        return {}
 
 
 class AbstractFFN:
@@ -228,13 +382,29 @@ class AbstractFFN:
     """Inner width at equal parameters relative to a two-matrix FFN: 1, or 2/3 with a gate."""
     expansion: float
     """Inner width over model width, before width_factor; a sizing field that blocks.size alone reads."""
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    grows: ClassVar[bool] = True
+    """Whether d_ff decides its size; where not, d_ff counts for nothing."""
+    dense: ClassVar[bool] = True
+    """Whether it is linear maps around an activation, the last one a module of role FFN_OUT."""
 
     @abstractmethod
     def build(self, dims: Dims) -> nn.Module:
-        """A module [B, T, D] -> [B, T, D]."""
+        """A module [B, T, D] -> [B, T, D], or a RoutedFFN."""
 
     @abstractmethod
     def flops_per_token(self, dims: Dims) -> float: ...
+
+    def natural_width(self, d_model: int) -> float:
+        """The inner width at which a token passes through as many parameters as in any other FFN of this expansion."""
+        return self.expansion * self.width_factor * d_model
+
+    def canonical(self, dims: Dims) -> "AbstractFFN":
+        """The simplest config that computes the same function at these sizes; dead fields go to their default."""
+        return self
+
+    def check(self, dims: Dims) -> None:
+        """Raise InfeasibleArchitecture where fields and sizes contradict each other."""
 
 
 class AbstractNorm:
@@ -254,10 +424,44 @@ class AbstractPlacement:
     paper: ClassVar[str]
     final_norm: ClassVar[bool]
     """Whether a norm precedes the output head."""
+    additive: ClassVar[bool] = True
+    """Whether a layer adds to the residual stream and otherwise leaves it as it is."""
+    embedding_norm: ClassVar[bool] = False
+    """Whether a norm stands before the first layer."""
+    uses_norm: ClassVar[bool] = True
+    """Whether the model's norm stands anywhere; where not, it counts for nothing."""
+    ffns: ClassVar[int] = 1
+    """FFNs in each layer."""
+    opens_later: ClassVar[bool] = False
+    """Whether a layer starts as the identity: what is inside gets its first gradient after one step."""
+    provides: ClassVar[frozenset[Trait]] = frozenset()
+    reaches: ClassVar[frozenset[Role]] = frozenset()
+    """Roles of linear maps inside the mixer, FFN_OUT inside the FFN, that it puts norms at."""
 
     @abstractmethod
-    def build(self, dims: Dims, norm: AbstractNorm, mixer: nn.Module, ffn: nn.Module, dropout: nn.Module) -> nn.Module:
-        """The layer; `mixer` maps [B, T, D] with whatever further arguments the layer is called with."""
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        """The layer, counted from 0; `mixer` maps [B, T, D] with whatever more arguments the layer is called with."""
+
+    def sublayer(
+        self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module
+    ) -> nn.Module | None:
+        """One sublayer as the placement wraps it, for layers of more than a mixer and an FFN; None: it cannot."""
+        return None
+
+    def canonical(self, dims: Dims) -> "AbstractPlacement":
+        """The simplest config that computes the same function at these sizes."""
+        return self
+
+    def check(self, config: Any) -> None:
+        """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the placement."""
 
 
 class AbstractInit:
@@ -266,13 +470,49 @@ class AbstractInit:
     kind: ClassVar[str]
     paper: ClassVar[str]
 
+    needs: ClassVar[frozenset[Trait]] = frozenset()
+    """What its placement must provide."""
+    opens_later: ClassVar[bool] = False
+    """Whether branches start at zero: what is inside gets its first gradient after one step."""
+
     @abstractmethod
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         """Standard deviation of a weight with this role and these fans in a model of so many layers."""
 
+    def std_at(self, role: Role, fan_in: int, fan_out: int, layers: int, layer: int) -> float:
+        """The same for a weight of one layer, counted from 0."""
+        return self.std(role, fan_in, fan_out, layers)
+
     @abstractmethod
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
-        """Draw the weight in place."""
+        """Draw the weight in place; one of three axes holds a matrix per expert."""
+
+    def fill_table(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
+        """Draw an embedding or a table of positions in place."""
+        self.fill(weight, std, generator)
+
+    def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
+        """Draw matrices of one mixer, by role, that depend on each other; called after each was drawn alone."""
+
+    def learning_rate_factor(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
+        """The learning rate of a parameter over the optimizer's, for Adam and its kin."""
+        return 1.0
+
+    def branch_multiplier(self, layers: int) -> float:
+        """Factor on what each branch adds to the residual stream."""
+        return 1.0
+
+    def logit_multiplier(self, d_model: int) -> float:
+        """Factor on the logits."""
+        return 1.0
+
+    def query_multiplier(self, head_dim: int) -> float:
+        """Factor on queries where they are projected."""
+        return 1.0
+
+    def canonical(self, dims: Dims) -> "AbstractInit":
+        """The simplest rule that draws and multiplies alike at these sizes."""
+        return self
 
 
 class AbstractPattern:
@@ -288,3 +528,58 @@ class AbstractPattern:
     def canonical(self, main: Any, dims: Dims) -> "AbstractPattern":
         """The simplest pattern that gives every layer the same mixer around a canonical main mixer."""
         return self
+
+
+class AbstractStack:
+    """What is built of the layers, and which way they look."""
+
+    kind: ClassVar[str]
+    paper: ClassVar[str]
+    direction: ClassVar[Direction]
+    """The direction of the layers that ModelConfig.dims() is about."""
+    directions: ClassVar[frozenset[Direction]]
+    """Every direction in which its layers look."""
+    position_direction: ClassVar[Direction]
+    """The direction that position schemes are built for."""
+    predicts_next: ClassVar[bool] = False
+    """Whether forward(tokens, live, checkpointing) gives logits of the token after each."""
+
+    @abstractmethod
+    def model(self, config: Any) -> nn.Module:
+        """The model of a ModelConfig, its weights not yet drawn."""
+
+    def parts(self, config: Any) -> list[nn.Module]:
+        """What the model has beyond the embedding, layers, norms and head of a decoder of this ModelConfig."""
+        return []
+
+    def flops_per_token(self, config: Any, length: int, causal: bool) -> float:
+        """Forward FLOPs of those parts, per token of the sequence that the decoder's layers run on."""
+        return 0.0
+
+    def check(self, config: Any) -> None:
+        """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the stack."""
+
+
+class AbstractResidual:
+    """How the residual stream passes from layer to layer."""
+
+    kind: ClassVar[str]
+    paper: ClassVar[str]
+
+    @abstractmethod
+    def build(self, dims: Dims) -> ResidualModule: ...
+
+    def block_of(self, layer: int, layers: int) -> int:
+        """The block whose parameters a layer uses, both counted from 0; blocks come in the order of first use."""
+        return layer
+
+    def flops_per_token(self, dims: Dims) -> float:
+        """Forward FLOPs per token of all layers together, beyond what the layers do."""
+        return 0.0
+
+    def canonical(self, config: Any) -> "AbstractResidual":
+        """The simplest config that computes the same function with the rest of this ModelConfig."""
+        return self
+
+    def check(self, config: Any) -> None:
+        """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the residual form."""

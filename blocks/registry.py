@@ -13,9 +13,9 @@ from search_space.space import unknown
 
 Config = TypeVar("Config", bound=type[Any])
 
-_VARIANTS: dict[type, dict[str, type]] = {}
-_PACKAGES = ("mixers", "premixers", "positions", "ffn")
-_MODULES = ("norms", "placement", "init", "pattern")
+_VARIANTS: dict[type, dict[str, type[Any]]] = {}
+_PACKAGES = ("mixers", "premixers", "positions", "ffn", "norms", "placements", "inits")
+_MODULES = ("pattern", "residual", "hyper_connections", "stacks", "encoder_decoder")
 
 
 def register(config: Config) -> Config:
@@ -43,7 +43,7 @@ def family_of(config: type) -> type:
     return family
 
 
-def variants(family: type) -> Mapping[str, type]:
+def variants(family: type) -> Mapping[str, type[Any]]:
     """Registered config classes of a family by kind, in alphabetical order."""
     _load_builtin()
     return dict(sorted(_VARIANTS.get(family, {}).items()))
@@ -122,7 +122,7 @@ def identity(config: Any) -> dict[str, Any]:
     for declared in dataclasses.fields(config):
         value = getattr(config, declared.name)
         marks = declared.metadata
-        if marks.get("sizing") or ("neutral" in marks and marks["neutral"] == value):
+        if marks.get("sizing") or ("neutral" in marks and marks["neutral"] == _comparable(value, marks)):
             continue
         if "family" in marks:
             plain[declared.name] = {"kind": value.kind, value.kind: identity(value)}
@@ -131,6 +131,11 @@ def identity(config: Any) -> dict[str, Any]:
         else:
             plain[declared.name] = value
     return plain
+
+
+def _comparable(value: Any, marks: Mapping[str, Any]) -> Any:
+    """A scalar as it is, a family member by its kind."""
+    return value.kind if "family" in marks else value
 
 
 def config_id(config: Any) -> str:

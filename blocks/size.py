@@ -1,5 +1,8 @@
 """Sizes from a budget: d_model and d_ff are the two knobs, found so that a cost meets its target.
 
+d_model moves in steps of 16; where d_ff cannot make up the rest, for want of an FFN or because many experts make each
+of its steps large, d_model moves in finer steps.
+
 Parameters are quadratic in d_model and affine in d_ff, so six counts pin them down; the winner is counted again in
 full, and a point for which that polynomial is wrong is solved by full counts.
 """
@@ -15,10 +18,14 @@ from blocks.model import ModelConfig
 from search_space.space import unknown
 
 WIDTH_STEP = 16
+WIDTH_STEPS = (WIDTH_STEP, 8, 4, 2, 1)
+"""The grid of d_model, coarse first."""
 WIDEST = 4096
 FFN_STEPS = (8, 4, 2, 1)
 """The grid of d_ff, coarse first: a finer one only where the coarser cannot land within tolerance."""
 NARROWEST_FFN = 8
+NEAR = math.log(1.12)
+"""Distance of a d_ff from the one asked for, as a logarithm, that ends the search for a nearer one."""
 NEIGHBOURS = 3
 """How many widths on either side of the ideal one are tried."""
 START_WIDTH = 128
@@ -32,6 +39,7 @@ Evaluate = Callable[[int, int], float]
 
 MEASURES: Mapping[str, Callable[[ModelConfig], float]] = {
     "params": lambda config: cost.count_parameters(config).total,
+    "active_params": lambda config: cost.count_parameters(config).active,
     "body_params": lambda config: cost.count_parameters(config).body,
     "flops_per_token": lambda config: cost.flops_per_token(config, config.train_len, causal=False),
 }
@@ -80,7 +88,7 @@ def solve(
     raise InfeasibleArchitecture(
         f"model.size: no d_model in steps of {WIDTH_STEP} with a d_ff of at least {NARROWEST_FFN} brings {measure} "
         f"within {tolerance:.0%} of {target:g}; the smallest model of this point has {smallest:g}; "
-        f"raise the target, or use fewer layers or heads"
+        f"raise the target or use fewer layers or heads; where that is too small, use more of them"
     )
 
 
@@ -112,32 +120,37 @@ def _lagrange(width: int) -> list[float]:
 
 
 def _best(draft: ModelConfig, evaluate: Evaluate, target: float, tolerance: float) -> tuple[int, int] | None:
-    """Among the widths around the ideal one, the (d_model, d_ff) within tolerance whose FFN is most naturally wide."""
-    for step in FFN_STEPS:
-        fits = []
-        for d_model in _widths(draft, evaluate, target):
-            d_ff = _matching_d_ff(draft, evaluate, target, d_model, step)
-            if d_ff and _misses(evaluate(d_model, d_ff), target) <= tolerance:
-                fits.append((abs(math.log(d_ff / _natural_d_ff(draft, d_model))), d_model, d_ff))
-        if fits:
-            _, d_model, d_ff = min(fits)
-            return d_model, d_ff
-    return None
+    """Among the widths around the ideal one, the (d_model, d_ff) within tolerance whose FFN is most naturally wide.
+
+    Finer grids are tried until one holds an FFN that is nearly as wide as asked.
+    """
+    fits = []
+    for width_step in WIDTH_STEPS:
+        widths = list(_widths(draft, evaluate, target, width_step))
+        for step in FFN_STEPS if draft.ffn.grows else FFN_STEPS[:1]:
+            for d_model in widths:
+                d_ff = _matching_d_ff(draft, evaluate, target, d_model, step)
+                if d_ff and _misses(evaluate(d_model, d_ff), target) <= tolerance:
+                    fits.append((abs(math.log(d_ff / _natural_d_ff(draft, d_model))), d_model, d_ff))
+            if fits and min(fits)[0] <= NEAR:
+                return min(fits)[1:]
+    return min(fits)[1:] if fits else None
 
 
-def _widths(draft: ModelConfig, evaluate: Evaluate, target: float) -> Iterator[int]:
+def _widths(draft: ModelConfig, evaluate: Evaluate, target: float, step: int) -> Iterator[int]:
     """Legal widths around the one at which the natural model costs the target."""
-    low, high = 1, WIDEST // WIDTH_STEP
+    narrowest = WIDTH_STEP // step
+    low, high = narrowest, WIDEST // step
     while low < high:
         middle = (low + high) // 2
-        d_model = middle * WIDTH_STEP
+        d_model = middle * step
         if evaluate(d_model, _natural_d_ff(draft, d_model)) < target:
             low = middle + 1
         else:
             high = middle
-    for multiple in range(max(1, low - NEIGHBOURS), min(WIDEST // WIDTH_STEP, low + NEIGHBOURS) + 1):
-        if _is_legal(draft, multiple * WIDTH_STEP):
-            yield multiple * WIDTH_STEP
+    for multiple in range(max(narrowest, low - NEIGHBOURS), min(WIDEST // step, low + NEIGHBOURS) + 1):
+        if _is_legal(draft, multiple * step):
+            yield multiple * step
 
 
 def _is_legal(draft: ModelConfig, d_model: int) -> bool:
@@ -151,8 +164,10 @@ def _is_legal(draft: ModelConfig, d_model: int) -> bool:
 def _matching_d_ff(draft: ModelConfig, evaluate: Evaluate, target: float, d_model: int, step: int) -> int:
     """The multiple of step nearest to the d_ff that meets the target at this width; 0 when that is too narrow.
 
-    Costs are affine in d_ff, which two evaluations pin down.
+    Costs are affine in d_ff, which two evaluations pin down. Without an FFN the narrowest stands for all.
     """
+    if not draft.ffn.grows:
+        return NARROWEST_FFN
     base = evaluate(d_model, NARROWEST_FFN)
     slope = evaluate(d_model, NARROWEST_FFN + 1) - base
     assert slope > 0, f"model.ffn.kind={draft.ffn.kind!r} does not grow with d_ff"
@@ -161,7 +176,7 @@ def _matching_d_ff(draft: ModelConfig, evaluate: Evaluate, target: float, d_mode
 
 
 def _natural_d_ff(draft: ModelConfig, d_model: int) -> int:
-    ideal = draft.ffn.expansion * draft.ffn.width_factor * d_model
+    ideal = draft.ffn.natural_width(d_model) / draft.placement.ffns
     return max(NARROWEST_FFN, round(ideal / 8) * 8)
 
 

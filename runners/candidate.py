@@ -8,7 +8,7 @@ import torch
 from blocks import cost as costs
 from blocks import size
 from blocks.cost import Cost
-from blocks.families import InfeasibleArchitecture
+from blocks.families import AbstractStack, InfeasibleArchitecture
 from blocks.model import ModelConfig
 from blocks.registry import config_id, decode, encode, load_modules, variants
 from runners.optimize import AbstractOptimizer, AbstractSchedule
@@ -84,6 +84,13 @@ def resolve(flat: Mapping[str, Scalar], experiment: Experiment, data_sizes: Task
     else:
         config = size.sized(plain["model"], **sizes)
     config = config.canonical()
+    if not config.stack.predicts_next:
+        able = [kind for kind, stack in variants(AbstractStack).items() if stack.predicts_next]
+        raise InfeasibleArchitecture(
+            f"model.stack.kind={config.stack.kind!r} may look at the token that a trial asks it to predict, or needs a "
+            f"source; trials train stacks that predict the next token: {', '.join(able)}; train others in a loop of "
+            f"your own"
+        )
     cost = _measured(config, data_sizes, experiment)
     for name, value, limit in (
         ("max_params", cost.params, experiment.limits.max_params),

@@ -3,12 +3,13 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from blocks.families import MATRICES
+from blocks.init import learning_rate_factor
 from blocks.registry import register
 from search_space.domains import float_range
 
@@ -57,12 +58,9 @@ class AdamW(AbstractOptimizer):
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         decayed, kept = parameter_groups(model)
-        groups = [
-            {"params": decayed, "weight_decay": self.weight_decay},
-            {"params": kept, "weight_decay": 0.0},
-        ]
+        groups = [*paced(decayed, self.weight_decay, self.learning_rate), *paced(kept, 0.0, self.learning_rate)]
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            groups,
             lr=self.learning_rate,
             betas=(self.beta1, self.beta2),
             eps=self.epsilon,
@@ -118,11 +116,22 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return decayed, kept
 
 
+def paced(parameters: list[nn.Parameter], weight_decay: float, learning_rate: float) -> list[dict[str, Any]]:
+    """A group for each learning-rate factor that the init rule gave; decay per step is the same in all of them."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_factor.setdefault(learning_rate_factor(parameter), []).append(parameter)
+    return [
+        {"params": group, "weight_decay": weight_decay / factor, "lr": learning_rate * factor, "factor": factor}
+        for factor, group in by_factor.items()
+    ]
+
+
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, config: AbstractOptimizer, schedule: AbstractSchedule, progress: float
 ) -> float:
-    """The learning rate at a share of the budget, put into every group of the optimiser."""
+    """The learning rate at a share of the budget, put into every group of the optimiser times the group's factor."""
     learning_rate = config.learning_rate * schedule.factor(progress)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("factor", 1.0)
     return learning_rate

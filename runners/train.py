@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from blocks import cost as costs
 from blocks.families import InfeasibleArchitecture, MixerModule
+from blocks.ffn.routing import rebalance, routing_statistics
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
@@ -176,6 +177,7 @@ def _train(
         norm = clip_grad_norm_(parameters, candidate.training.gradient_clip, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        rebalance(model)
         watch.add(loss, norm)
         record.tokens += budget.batch_tokens
         last = step + 1 == n_steps
@@ -238,6 +240,8 @@ def _read(
         tokens=record.tokens, loss=found.loss, train_loss=watch.mean_since_reading(), seconds=record.elapsed()
     )
     record.curve.append(reading)
+    for name, value in routing_statistics(model).items():
+        record.put(f"routing/{name}", value)
     last = record.tokens >= spec.budget.tokens
     if last:
         record.put(Metric.LOSS, found.loss)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,9 +178,22 @@ def float_range(
     return field(default=default, metadata={"domain": domain, **_marks(marks)})
 
 
-def family(abstract: type, *, default: str, help: str, opt_in: bool = False, **marks: Any) -> Any:
-    """A dataclass field that holds one registered variant of a family; `default` is the variant's kind."""
-    return field(metadata={"family": abstract, "default": default, "opt_in": opt_in, "help": help, **_marks(marks)})
+def family(
+    abstract: type,
+    *,
+    default: str,
+    help: str,
+    opt_in: bool = False,
+    factory: Callable[[], Any] | None = None,
+    **marks: Any,
+) -> Any:
+    """A dataclass field that holds one registered variant of a family; `default` is the variant's kind.
+
+    A field added later is neutral at a kind without fields, and its `factory` makes that variant for configs stored
+    before.
+    """
+    metadata = {"family": abstract, "default": default, "opt_in": opt_in, "help": help, **_marks(marks)}
+    return field(metadata=metadata) if factory is None else field(default_factory=factory, metadata=metadata)
 
 
 def nested(config: type, *, help: str) -> Any:

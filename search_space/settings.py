@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from search_space.domains import Scalar
 
-MEASURES = ("params", "body_params", "flops_per_token")
+MEASURES = ("params", "active_params", "body_params", "flops_per_token")
 """What a search can hold equal: all parameters, those without embeddings and head, or forward FLOPs per token."""
 OBJECTIVES = ("loss", "params", "flops_per_token", "state_bytes_per_token", "tokens_per_second")
 SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2")

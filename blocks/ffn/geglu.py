@@ -7,9 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from blocks.families import AbstractFFN, Dims
-from blocks.ffn.modules import GatedFFN, gated_flops
+from blocks.ffn.modules import GatedFFN, expansion_field, gated_flops
 from blocks.registry import register
-from search_space.domains import choice
 
 
 @register
@@ -21,9 +20,7 @@ class Geglu(AbstractFFN):
     paper: ClassVar[str] = "GLU Variants Improve Transformer, Shazeer 2020, eq. 6, arXiv:2002.05202"
     width_factor: ClassVar[float] = 2 / 3
 
-    expansion: float = choice(
-        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
-    )
+    expansion: float = expansion_field()
 
     def build(self, dims: Dims) -> nn.Module:
         return GatedFFN(dims, F.gelu)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blocks.families import AbstractFFN, Dims
-from blocks.ffn.modules import PlainFFN, plain_flops
+from blocks.ffn.modules import PlainFFN, expansion_field, plain_flops
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -32,9 +32,7 @@ class Gelu(AbstractFFN):
     paper: ClassVar[str] = "Gaussian Error Linear Units, Hendrycks and Gimpel 2016, section 2, arXiv:1606.08415"
     width_factor: ClassVar[float] = 1.0
 
-    expansion: float = choice(
-        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
-    )
+    expansion: float = expansion_field()
     form: str = choice(
         "erf", "tanh", default="erf", opt_in=True, help="exact (erf) or GPT-2's tanh form; they differ by at most 5e-4"
     )

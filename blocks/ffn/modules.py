@@ -1,13 +1,22 @@
 """The two shapes of feed-forward network: two matrices, and three with a gate."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from blocks.families import Dims, Role, linear
+from search_space.domains import choice
 
 Activation = Callable[[Tensor], Tensor]
+
+
+def expansion_field() -> Any:
+    """Inner width over model width."""
+    return choice(
+        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
+    )
 
 
 class PlainFFN(nn.Module):

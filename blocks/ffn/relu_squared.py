@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blocks.families import AbstractFFN, Dims
-from blocks.ffn.modules import PlainFFN, plain_flops
+from blocks.ffn.modules import PlainFFN, expansion_field, plain_flops
 from blocks.registry import register
-from search_space.domains import choice
 
 
 def _squared(x: Tensor) -> Tensor:
@@ -27,9 +26,7 @@ class ReluSquared(AbstractFFN):
     )
     width_factor: ClassVar[float] = 1.0
 
-    expansion: float = choice(
-        2.0, 3.0, 4.0, default=4.0, sizing=True, help="inner width over model width of the two-matrix FFN of equal size"
-    )
+    expansion: float = expansion_field()
 
     def build(self, dims: Dims) -> nn.Module:
         return PlainFFN(dims, _squared)

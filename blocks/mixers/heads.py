@@ -9,8 +9,16 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from blocks.families import Context, HeadShape, MixerModule, PositionModule, Role, State, linear, mark
-from blocks.ops.attention import AttentionNeeds, attention_weights, choose_attention, entropy, weighted_values
+from blocks.families import Context, Direction, HeadShape, MixerModule, PositionModule, Role, State, linear, mark
+from blocks.mixers.attention_options import PLAIN, AttentionOptions, OutputGate, ShapedSoftmax
+from blocks.ops.attention import (
+    AttentionNeeds,
+    attention_weights,
+    choose_attention,
+    entropy,
+    visible_keys,
+    weighted_values,
+)
 from search_space.domains import choice, float_range
 
 
@@ -112,9 +120,10 @@ _QK_NORMS: dict[str, Callable[[HeadShape, int], QkNorm]] = {
 
 
 class AttentionModule(MixerModule):
-    """Multi-head causal softmax attention, over all earlier tokens or over a window of them.
+    """Multi-head softmax attention over all tokens that the direction allows, or over a window of them.
 
-    Each of the projections, the norm of queries and keys, the rotation, and the biased softmax acts in that order.
+    Each of the projections, the norm of queries and keys, the rotation, the biased softmax and the gate acts in that
+    order.
     """
 
     def __init__(
@@ -127,8 +136,11 @@ class AttentionModule(MixerModule):
         train_len: int,
         attention_dropout: float,
         entropy_weight: float,
+        direction: Direction = Direction.CAUSAL,
+        options: AttentionOptions = PLAIN,
     ) -> None:
         super().__init__()
+        self.causal = direction == Direction.CAUSAL
         self.shape = shape
         self.window = window
         self.attention_dropout = attention_dropout
@@ -138,24 +150,55 @@ class AttentionModule(MixerModule):
         self.value = linear(d_model, shape.kv_heads * shape.head_dim, Role.VALUE)
         self.out = linear(shape.heads * shape.head_dim, d_model, Role.MIXER_OUT)
         self.query_norm, self.key_norm, self.scale = _QK_NORMS[qk_norm](shape, train_len)
-        chosen = choose_attention(AttentionNeeds(weights=entropy_weight != 0))
+        self.gate = None if options.gate == "none" else OutputGate(d_model, shape, options.gate)
+        self.shaped = ShapedSoftmax(shape, options) if options.shaped else None
+        chosen = choose_attention(AttentionNeeds(weights=entropy_weight != 0, shaped=options.shaped))
         self.attend = chosen.run
         self.backends = {"attention": chosen.record}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         q, k, v = self._project(x)
-        q, k = position.rotate(q, k)
-        bias = position.score_bias(x.shape[1], x.shape[1])
+        return self._mix(x, q, k, v, position, 0, context, self._seen(context))
+
+    def _mix(
+        self,
+        x: Float[Tensor, "B T D"],
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S G K"],
+        v: Float[Tensor, "B S G K"],
+        position: PositionModule,
+        start: int,
+        context: Context,
+        seen: dict[str, Any],
+    ) -> Float[Tensor, "B T D"]:
+        """Queries at places start.. of the keys at hand, attending and mapped back to the model width."""
+        bias = _bias(position, q, k, start)
+        rotated_q, rotated_k = position.rotate(q, k, start)
         dropout = self.attention_dropout if self.training else 0.0
-        if self.entropy_weight == 0:
-            mixed = self.attend(
-                q, k, v, scale=self.scale, window=self.window, bias=bias, live=context.live, dropout=dropout
+        weights = None
+        if self.shaped is not None:
+            visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **seen)
+            mixed, weights = self.shaped(
+                q, rotated_q, rotated_k, v, scale=self.scale, bias=bias, seen=visible, dropout=dropout
             )
+        elif self.entropy_weight == 0:
+            mixed = self.attend(rotated_q, rotated_k, v, scale=self.scale, bias=bias, dropout=dropout, **seen)
         else:
-            weights = attention_weights(q, k, scale=self.scale, window=self.window, bias=bias, live=context.live)
-            context.losses.append(self.entropy_weight * self._mean_entropy(weights, context))
+            weights = attention_weights(rotated_q, rotated_k, scale=self.scale, bias=bias, **seen)
             mixed = weighted_values(weights, v, dropout)
-        return self._join(mixed)
+        if self.entropy_weight != 0 and weights is not None:
+            context.losses.append(self.entropy_weight * self._mean_entropy(weights, context))
+        return self._join(mixed if self.gate is None else self.gate(mixed, x))
+
+    def _seen(self, context: Context) -> dict[str, Any]:
+        """What decides which keys a query sees, as attention takes it."""
+        return {
+            "window": self.window,
+            "live": context.live,
+            "causal": self.causal,
+            "segments": context.segments,
+            "prefix": context.prefix,
+        }
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         kept = 0 if self.window is None else self.window - 1
@@ -172,10 +215,8 @@ class AttentionModule(MixerModule):
             torch.cat([state[name].to(new.dtype), new], dim=1)[:, unused:] for name, new in (("k", k), ("v", v))
         )
         n_query, n_key = x.shape[1], keys.shape[1]
-        rotated_q, rotated_k = position.rotate(q, keys, n_key - n_query)
-        bias = position.score_bias(n_query, n_key, n_key - n_query)
-        mixed = self.attend(rotated_q, rotated_k, values, scale=self.scale, window=self.window, bias=bias)
-        return self._join(mixed), {name: self._kept(state[name], new) for name, new in (("k", k), ("v", v))}
+        y = self._mix(x, q, keys, values, position, n_key - n_query, Context(), self._seen(Context()))
+        return y, {name: self._kept(state[name], new) for name, new in (("k", k), ("v", v))}
 
     def _kept(self, old: Float[Tensor, "B S G K"], new: Float[Tensor, "B T G K"]) -> Float[Tensor, "B U G K"]:
         joined = torch.cat([old, new.to(old.dtype)], dim=1)
@@ -199,6 +240,16 @@ class AttentionModule(MixerModule):
             return rows.mean()
         live = context.live[:, None].to(rows.dtype)
         return (rows.mean(1, keepdim=True) * live).sum() / live.sum().clamp_min(1.0)
+
+
+def _bias(
+    position: PositionModule, q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"], start: int
+) -> Float[Tensor, "*#B H T S"] | None:
+    """The sum of both biases a position scheme may have."""
+    fixed, content = position.score_bias(q.shape[1], k.shape[1], start), position.content_bias(q, k, start)
+    if fixed is None or content is None:
+        return content if fixed is None else fixed
+    return fixed + content
 
 
 def projection_flops(d_model: int, shape: HeadShape) -> float:

@@ -1,6 +1,5 @@
 """Linear attention: the softmax kernel replaced by a product of features, so that the past is one sum."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,15 @@ from torch import Tensor
 from blocks.families import AbstractMixer, Context, Dims, HeadShape, Hook, MixerModule, PositionModule, Role, State
 from blocks.families import linear as linear_map
 from blocks.mixers import heads
-from blocks.ops.linear_attention import CHUNK, LinearNeeds, choose_linear_attention, chunked, empty_sums, recurrent
+from blocks.ops.linear_attention import (
+    CHUNK,
+    LinearNeeds,
+    choose_linear_attention,
+    chunked,
+    empty_sums,
+    packed,
+    recurrent,
+)
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -56,6 +63,8 @@ class LinearModule(MixerModule):
             alive = context.live[:, :, None, None]
             q, k = q * alive, k * alive
         rotated_q, rotated_k = position.rotate(q, k)
+        if context.segments is not None:
+            return self._join(packed(rotated_q, rotated_k, v, q, k, context.segments))
         return self._join(self.attend(rotated_q, rotated_k, v, q, k))
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -99,6 +108,8 @@ class Linear(AbstractMixer):
         "arXiv:2102.11174"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    packs: ClassVar[bool] = True
+    value_projection: ClassVar[bool] = True
 
     heads: int = choice(1, 2, 4, 8, default=4, help="heads; the state holds heads x head_dim^2 numbers")
     head_dim: int = choice(
@@ -120,10 +131,8 @@ class Linear(AbstractMixer):
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         chunk = min(CHUNK, length)
-        chunks = math.ceil(length / chunk)
         pairs = heads.mean_visible(chunk, chunk) if causal else chunk
         features, sums = self.heads * self.head_dim, self.heads * self.head_dim**2
         normaliser = 2.0 * features * (pairs + 1)
-        across = 2.0 * chunks**2 * (sums + features) / length if chunks > 1 else 0.0
         projections = heads.projection_flops(dims.d_model, self.head_shape())
-        return projections + heads.score_flops(self.head_shape(), pairs) + 4.0 * sums + normaliser + across
+        return projections + heads.score_flops(self.head_shape(), pairs) + 4.0 * sums + normaliser

@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blocks.families import AbstractMixer, Dims, HeadShape, Hook, InfeasibleArchitecture, MixerModule
-from blocks.mixers import heads
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractMixer,
+    Dims,
+    Direction,
+    HeadShape,
+    Hook,
+    InfeasibleArchitecture,
+    MixerModule,
+)
+from blocks.mixers import attention_options, heads
 from blocks.mixers.softmax import Softmax
 from blocks.registry import register
 from search_space.domains import choice
@@ -20,7 +29,11 @@ class SlidingWindow(AbstractMixer):
         "Longformer: The Long-Document Transformer, Beltagy et al. 2020, arXiv:2004.05150; Mistral 7B, Jiang et al. "
         "2023, arXiv:2310.06825"
     )
-    offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+    offers: ClassVar[frozenset[Hook]] = frozenset(Hook) - {Hook.PLACE}
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = heads.kv_heads_field()
     queries_per_kv: int = heads.queries_per_kv_field()
@@ -31,6 +44,10 @@ class SlidingWindow(AbstractMixer):
     qk_norm: str = heads.qk_norm_field()
     attention_dropout: float = heads.attention_dropout_field()
     entropy_weight: float = heads.entropy_weight_field()
+    gate: str = attention_options.gate_field()
+    sink: str = attention_options.sink_field()
+    softcap: float = attention_options.softcap_field()
+    memory: int = attention_options.memory_field()
 
     def build(self, dims: Dims) -> MixerModule:
         return heads.AttentionModule(
@@ -41,14 +58,23 @@ class SlidingWindow(AbstractMixer):
             train_len=dims.train_len,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            direction=dims.direction,
+            options=self._options(),
         )
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
+    def _options(self) -> attention_options.AttentionOptions:
+        return attention_options.AttentionOptions(
+            gate=self.gate, sink=self.sink, softcap=self.softcap, memory=self.memory
+        )
+
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         keys = heads.mean_visible(length, self.window) if causal else float(min(self.window, length))
-        return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
+        shape = self.head_shape()
+        added = self._options().flops_per_token(dims.d_model, shape)
+        return heads.projection_flops(dims.d_model, shape) + heads.score_flops(shape, keys) + added
 
     def canonical(self, dims: Dims) -> AbstractMixer:
         if self.window < dims.max_len:
@@ -60,6 +86,10 @@ class SlidingWindow(AbstractMixer):
             qk_norm=self.qk_norm,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            gate=self.gate,
+            sink=self.sink,
+            softcap=self.softcap,
+            memory=self.memory,
         )
 
     def check(self, dims: Dims) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blocks.families import AbstractMixer, Dims, HeadShape, Hook, MixerModule
-from blocks.mixers import heads
+from blocks.families import BOTH_DIRECTIONS, AbstractMixer, Dims, Direction, HeadShape, Hook, MixerModule
+from blocks.mixers import attention_options, heads
 from blocks.registry import register
 
 
@@ -20,6 +20,10 @@ class Softmax(AbstractMixer):
         "Normalization for Transformers, Henry et al. 2020, arXiv:2010.04245"
     )
     offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    value_projection: ClassVar[bool] = True
 
     kv_heads: int = heads.kv_heads_field()
     queries_per_kv: int = heads.queries_per_kv_field()
@@ -27,6 +31,10 @@ class Softmax(AbstractMixer):
     qk_norm: str = heads.qk_norm_field()
     attention_dropout: float = heads.attention_dropout_field()
     entropy_weight: float = heads.entropy_weight_field()
+    gate: str = attention_options.gate_field()
+    sink: str = attention_options.sink_field()
+    softcap: float = attention_options.softcap_field()
+    memory: int = attention_options.memory_field()
 
     def build(self, dims: Dims) -> MixerModule:
         return heads.AttentionModule(
@@ -37,11 +45,20 @@ class Softmax(AbstractMixer):
             train_len=dims.train_len,
             attention_dropout=self.attention_dropout,
             entropy_weight=self.entropy_weight,
+            direction=dims.direction,
+            options=self._options(),
         )
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
+    def _options(self) -> attention_options.AttentionOptions:
+        return attention_options.AttentionOptions(
+            gate=self.gate, sink=self.sink, softcap=self.softcap, memory=self.memory
+        )
+
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         keys = heads.mean_visible(length, length) if causal else float(length)
-        return heads.projection_flops(dims.d_model, self.head_shape()) + heads.score_flops(self.head_shape(), keys)
+        shape = self.head_shape()
+        added = self._options().flops_per_token(dims.d_model, shape)
+        return heads.projection_flops(dims.d_model, shape) + heads.score_flops(shape, keys) + added

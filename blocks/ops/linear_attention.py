@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from blocks.ops.backends import Backend, Chosen, choose
@@ -87,6 +87,54 @@ def _across_chunks(
     """The sums before each chunk, and after the last, from what each chunk adds."""
     after = running_sum(added) + start[:, None]
     return torch.cat([start[:, None], after[:, :-1]], dim=1), after[:, -1]
+
+
+def packed(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+    segments: Int[Tensor, "B T"],
+    chunk: int = CHUNK,
+) -> Float[Tensor, "B T H V"]:
+    """The same for documents side by side, each an unbroken run of one number in `segments`: sums start anew in each.
+
+    Sums carried into a chunk are those of the document that the chunk before ended in.
+    """
+    n_tokens = q.shape[1]
+    chunk = min(chunk, n_tokens)
+    with full_precision(v.device):
+        q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        missing = -n_tokens % chunk
+        q, k, values, plain_q, plain_k = (
+            rearrange(F.pad(x, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> N B H C K", C=chunk)
+            for x in (q, k, values, plain_q, plain_k)
+        )
+        # Filled-up places hold keys of zero, whichever document they count as.
+        document = rearrange(F.pad(segments, (0, missing), value=-1), "B (N C) -> N B 1 C", C=chunk)
+        sum_kv, sum_b = (
+            q.new_zeros(*q.shape[1:3], q.shape[-1], values.shape[-1]),
+            q.new_zeros(*q.shape[1:3], q.shape[-1]),
+        )
+        ended_in = document[0, :, :, -1:]
+        rows = []
+        for index in range(q.shape[0]):
+            here = document[index]
+            same = (here[..., :, None] == here[..., None, :]).tril()
+            carried = (here == ended_in).to(q.dtype)[..., None]
+            within = einsum(q[index], k[index], "B H C K, B H S K -> B H C S") * same
+            weights = einsum(plain_q[index], plain_k[index], "B H C K, B H S K -> B H C S") * same
+            total = within @ values[index] + carried * (q[index] @ sum_kv)
+            weight = weights.sum(-1) + carried[..., 0] * einsum(plain_q[index], sum_b, "B H C K, B H K -> B H C")
+            rows.append(_divide(total, weight))
+            last = here[..., -1:]
+            added = (here == last).to(q.dtype)[..., None]
+            goes_on = (last == ended_in).to(q.dtype)
+            sum_kv = goes_on[..., None] * sum_kv + (added * k[index]).transpose(-1, -2) @ values[index]
+            sum_b = goes_on * sum_b + (added * plain_k[index]).sum(-2)
+            ended_in = last
+        return rearrange(torch.stack(rows), "N B H C V -> B (N C) H V")[:, :n_tokens].to(v.dtype)
 
 
 def recurrent(

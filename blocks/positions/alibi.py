@@ -26,7 +26,7 @@ def slopes(heads: int, device: torch.device) -> Float[Tensor, "H"]:
 
 
 class AlibiModule(PositionModule):
-    """Subtracts slope times distance from each logit."""
+    """Subtracts slope times distance from each logit, on both sides alike."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class AlibiModule(PositionModule):
 
     def score_bias(self, n_query: int, n_key: int, start: int = 0) -> Float[Tensor, "H T S"]:
         device = self.get_buffer("anchor").device
-        return -slopes(self.heads, device)[:, None, None] * distances(n_query, n_key, start, device)
+        return -slopes(self.heads, device)[:, None, None] * distances(n_query, n_key, start, device).abs()
 
 
 @register

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from blocks.families import (
@@ -30,7 +30,9 @@ class LearnedModule(PositionModule):
         self.table = mark(nn.Parameter(torch.zeros(rows, d_model)), Role.POSITION, fan_in=rows, fan_out=d_model)
         self.clamped = beyond == "clamp"
 
-    def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
+    def embed(
+        self, x: Float[Tensor, "B T D"], start: int = 0, live: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
         rows, end = self.table.shape[0], start + x.shape[1]
         if end > rows and (self.training or not self.clamped):
             raise InfeasibleArchitecture(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from blocks.families import AbstractPosition, Dims, HeadShape, Hook, PositionModule
+from blocks.families import CAUSAL_ONLY, AbstractPosition, Dims, Direction, HeadShape, Hook, PositionModule
 from blocks.registry import register
 
 
@@ -19,6 +19,7 @@ class NoPosition(AbstractPosition):
         "Kazemnejad et al. 2023, arXiv:2305.19466"
     )
     needs: ClassVar[frozenset[Hook]] = frozenset()
+    directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
         return PositionModule()

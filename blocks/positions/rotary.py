@@ -12,6 +12,9 @@ from blocks.ops.rotation import angles, rotate_pairs
 from blocks.registry import register
 from search_space.domains import choice
 
+BASE = 10000.0
+"""The base of the paper; a head that turns a single pair has no use for another, its frequency being 1."""
+
 
 def require_even(kind: str, heads: HeadShape) -> None:
     """Raise InfeasibleArchitecture unless channels can be paired."""
@@ -48,7 +51,8 @@ class Rotary(AbstractPosition):
 
     kind: ClassVar[str] = "rotary"
     paper: ClassVar[str] = (
-        "RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al. 2021, arXiv:2104.09864"
+        "RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al. 2021, arXiv:2104.09864; Effective "
+        "Long-Context Scaling of Foundation Models, section 4.1 on the base, Xiong et al. 2023, arXiv:2309.16039"
     )
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
@@ -57,7 +61,7 @@ class Rotary(AbstractPosition):
         10000.0,
         100000.0,
         500000.0,
-        default=10000.0,
+        default=BASE,
         opt_in=True,
         help="ratio of the slowest to the fastest wavelength, nearly; larger suits longer sequences",
     )

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from blocks.families import AbstractPosition, Dims, HeadShape, Hook, PositionModule
@@ -29,7 +29,9 @@ class SinusoidalModule(PositionModule):
         super().__init__()
         self.amplitude = amplitude
 
-    def embed(self, x: Float[Tensor, "B T D"], start: int = 0) -> Float[Tensor, "B T D"]:
+    def embed(
+        self, x: Float[Tensor, "B T D"], start: int = 0, live: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
         wide = torch.promote_types(x.dtype, torch.float32)
         return x + self.amplitude * sinusoids(start, x.shape[1], x.shape[2], x.device, wide).to(x.dtype)
 

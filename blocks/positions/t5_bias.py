@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from blocks.families import AbstractPosition, Dims, HeadShape, Hook, PositionModule, Role, mark
+from blocks.families import AbstractPosition, Dims, Direction, HeadShape, Hook, PositionModule, Role, mark
 from blocks.ops.distance import distances
 from blocks.registry import register
 
@@ -18,24 +18,34 @@ FARTHEST = 128
 """Distances from here on share the last bucket; rounding lets it begin a little before."""
 
 
-def buckets(distance: Int[Tensor, "T S"]) -> Int[Tensor, "T S"]:
-    """Distances 0..15 have buckets of their own, larger ones share 16 of equal ratio; the future is distance 0."""
-    exact = BUCKETS // 2
+def two_sided_buckets(distance: Int[Tensor, "T S"]) -> Int[Tensor, "T S"]:
+    """Half the buckets for the past and the token itself, the other half for the future."""
+    half = BUCKETS // 2
+    return buckets(distance.abs(), half) + torch.where(distance < 0, half, 0)
+
+
+def buckets(distance: Int[Tensor, "T S"], count: int = BUCKETS) -> Int[Tensor, "T S"]:
+    """The first half of the distances' buckets hold one each, larger ones share the rest at equal ratios.
+
+    The future is distance 0.
+    """
+    exact = count // 2
     past = distance.clamp_min(0)
     ratio = torch.log(past.clamp_min(1).float() / exact) / math.log(FARTHEST / exact)
-    coarse = exact + (ratio * (BUCKETS - exact)).long()
-    return torch.where(past < exact, past, coarse.clamp_max(BUCKETS - 1))
+    coarse = exact + (ratio * (count - exact)).long()
+    return torch.where(past < exact, past, coarse.clamp_max(count - 1))
 
 
 class T5BiasModule(PositionModule):
     """One table for all layers; unlike T5 itself, logits keep their factor head_dim^-1/2. Starts without any bias."""
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, direction: Direction) -> None:
         super().__init__()
+        self.buckets = buckets if direction == Direction.CAUSAL else two_sided_buckets
         self.table = mark(nn.Parameter(torch.zeros(BUCKETS, heads)), Role.BIAS_TABLE)
 
     def score_bias(self, n_query: int, n_key: int, start: int = 0) -> Float[Tensor, "H T S"]:
-        bucket = buckets(distances(n_query, n_key, start, self.table.device))
+        bucket = self.buckets(distances(n_query, n_key, start, self.table.device))
         return rearrange(nn.functional.embedding(bucket, self.table), "T S H -> H T S")
 
 
@@ -52,4 +62,4 @@ class T5Bias(AbstractPosition):
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
-        return T5BiasModule(heads.heads)
+        return T5BiasModule(heads.heads, dims.direction)

@@ -7,7 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from blocks.families import AbstractPosition, Dims, HeadShape, Hook, InfeasibleArchitecture, PositionModule
+from blocks.families import (
+    CAUSAL_ONLY,
+    AbstractPosition,
+    Dims,
+    Direction,
+    HeadShape,
+    Hook,
+    InfeasibleArchitecture,
+    PositionModule,
+)
 from blocks.ops.rotation import angles, rotate_pairs
 from blocks.positions.rotary import require_even
 from blocks.registry import register
@@ -53,6 +62,7 @@ class Xpos(AbstractPosition):
     kind: ClassVar[str] = "xpos"
     paper: ClassVar[str] = "A Length-Extrapolatable Transformer, Sun et al. 2022, arXiv:2212.10554"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE, Hook.SCALE})
+    directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:
         return XposModule()

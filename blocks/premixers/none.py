@@ -7,7 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from blocks.families import AbstractPremixer, Context, Dims, MixerModule, PositionModule, State
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractPremixer,
+    Context,
+    Dims,
+    Direction,
+    MixerModule,
+    PositionModule,
+    State,
+)
 from blocks.registry import register
 
 
@@ -33,6 +42,8 @@ class NoPremixer(AbstractPremixer):
 
     kind: ClassVar[str] = "none"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, arXiv:1706.03762"
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
 
     def build(self, dims: Dims) -> MixerModule:
         return Passing()

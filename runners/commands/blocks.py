@@ -17,6 +17,8 @@ FAMILIES: dict[str, type] = {
     "ffn": families.AbstractFFN,
     "norm": families.AbstractNorm,
     "placement": families.AbstractPlacement,
+    "residual": families.AbstractResidual,
+    "stack": families.AbstractStack,
     "init": families.AbstractInit,
 }
 

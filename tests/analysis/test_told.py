@@ -79,9 +79,10 @@ def test_the_finals_are_drawn_in_the_order_of_the_sentence(told: Search) -> None
     labels = {label.get_text() for label in axes.get_yticklabels()}
     assert "winner\nnone beats alibi (n=4)\nbase: told/1 (the winner)" in labels
     for dots in axes.collections:
-        assert len(dots.get_offsets()) == 4
-        assert (np.asarray(dots.get_offsets())[:, 0] < -0.39).all(), "the winner minus the loser"
-        assert same_color(dots.get_facecolor()[0][:3], CLAIM_COLOURS["better"])
+        places = np.asarray(dots.get_offsets(), dtype=float)
+        assert len(places) == 4
+        assert (places[:, 0] < -0.39).all(), "the winner minus the loser"
+        assert same_color(tuple(np.atleast_2d(dots.get_facecolor())[0, :3]), CLAIM_COLOURS["better"])
 
 
 @pytest.mark.parametrize("values", [[-0.2, 0.1], [-0.2, 0.1, -0.3]])

@@ -27,12 +27,16 @@ MIXERS = (
     SMALL_LINEAR,
     dataclasses.replace(SMALL_LINEAR, feature_map="relu_squared"),
 )
+FIRST = (SMALL_SOFTMAX, SMALL_WINDOW, SMALL_LINEAR)
 KINDS = variants(AbstractPosition)
-PAIRS = [(mixer, kind) for mixer, kind in itertools.product(MIXERS, KINDS) if KINDS[kind].needs <= mixer.offers]
+PAIRS = [
+    *((mixer, kind) for mixer, kind in itertools.product(FIRST, KINDS) if KINDS[kind].needs <= mixer.offers),
+    *((mixer, "rotary") for mixer in MIXERS if mixer not in FIRST),
+]
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def drawn(module: nn.Module) -> None:

@@ -1,11 +1,21 @@
 """Norms: their invariances, and equality with the libraries that define them."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from blocks.norms import LAYERNORM_EPS, RMSNORM_EPS, LayerNorm, RMSNorm
+from blocks import registry
+from blocks.families import AbstractNorm
+from blocks.norms.light import DynamicTanh, ScaleNorm
+from blocks.norms.standard import LAYERNORM_EPS, RMSNORM_EPS, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig
+
+with warnings.catch_warnings():
+    # x-transformers compiles a function with torch.jit.script, which torch deprecates.
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+    from x_transformers import x_transformers
 
 
 def sample(seed: int = 0) -> Tensor:
@@ -43,12 +53,77 @@ def test_layernorm_is_rmsnorm_of_the_centred_input() -> None:
     torch.testing.assert_close(LayerNorm(64).double()(x), RMSNorm(64).double()(centred), rtol=1e-5, atol=1e-5)
 
 
+def jacobian(norm: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    x = sample()[0, 0]
+    found = torch.autograd.functional.jacobian(lambda row: norm(row[None, None])[0, 0], x)
+    return found, norm(x[None, None])[0, 0].detach()
+
+
+def test_the_jacobian_of_layernorm_annihilates_ones_and_its_output_on_both_sides() -> None:
+    found, y = jacobian(LayerNorm(64).double())
+    assert found.abs().max() > 0.1
+    for vector in (torch.ones(64, dtype=torch.float64), y):
+        assert (found @ vector).abs().max() < 1e-4
+        assert (vector @ found).abs().max() < 1e-4
+
+
+def test_the_jacobian_of_rmsnorm_annihilates_its_output_but_not_ones() -> None:
+    found, y = jacobian(RMSNorm(64).double())
+    assert (found @ y).abs().max() < 1e-4
+    assert (found @ torch.ones(64, dtype=torch.float64)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [
+        (LayerNormConfig(gain=False, bias=False), set()),
+        (LayerNormConfig(bias=False), {"gain"}),
+        (LayerNormConfig(gain=False), {"bias"}),
+        (RMSNormConfig(gain=False), set()),
+    ],
+)
+def test_what_is_left_out_has_no_parameter_and_is_neutral(config: AbstractNorm, left: set[str]) -> None:
+    bare, full = config.build(64).double(), type(config)().build(64).double()
+    assert set(dict(bare.named_parameters())) == left
+    torch.testing.assert_close(bare(sample()), full(sample()))
+
+
+def test_ids_of_norms_with_gain_and_bias_are_those_of_before_either_could_be_left_out() -> None:
+    assert registry.identity(LayerNormConfig()) == registry.identity(RMSNormConfig()) == {}
+
+
+def test_scalenorm_gives_every_row_the_same_length_and_equals_x_transformers() -> None:
+    ours, theirs, x = ScaleNorm(64), x_transformers.ScaleNorm(64), sample().float()
+    torch.testing.assert_close(ours(x).norm(dim=-1), torch.full((2, 7), 8.0))
+    with torch.no_grad():
+        ours.length.fill_(3.0)
+        theirs.g.fill_(3.0 / 8.0)
+    torch.testing.assert_close(ours(x).norm(dim=-1), torch.full((2, 7), 3.0))
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours(5 * x), ours(x))
+
+
+def test_dynamic_tanh_equals_x_transformers_and_looks_at_one_channel_at_a_time() -> None:
+    ours, x = DynamicTanh(64, alpha=0.5), sample().float()
+    theirs = x_transformers.DynamicTanh(64, init_alpha=0.5)
+    torch.testing.assert_close(ours(x), theirs(x))
+    other = x.clone()
+    other[0, 0, 0] += 1
+    changed = (ours(other) != ours(x)).nonzero().tolist()
+    assert changed == [[0, 0, 0]]
+
+
+def test_dynamic_tanh_becomes_linear_as_its_slope_falls() -> None:
+    x = sample()
+    torch.testing.assert_close(DynamicTanh(64, alpha=1e-4).double()(x) / 1e-4, x, rtol=1e-5, atol=1e-5)
+
+
 def test_epsilon_decides_tiny_inputs() -> None:
     x = torch.full((1, 1, 4), 1e-3)
     torch.testing.assert_close(RMSNorm(4)(x), x / (1e-6 + RMSNORM_EPS) ** 0.5)
 
 
-@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm, ScaleNorm, lambda width: DynamicTanh(width, 0.5)])
 def test_norms_keep_the_dtype_of_their_input(norm: type[torch.nn.Module]) -> None:
     x = sample().bfloat16()
     assert norm(64)(x).dtype == torch.bfloat16

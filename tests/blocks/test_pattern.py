@@ -57,6 +57,9 @@ def test_patterns_are_searched_like_any_family() -> None:
             "mixer": {"softmax": {"kv_heads": 1, "queries_per_kv": 1, "head_dim": 8}},
             "pattern": {"uniform": None, "every_nth": {"every": [2, 4], "mixer": {"softmax": {"head_dim": [8, 16]}}}},
             "position": "rotary",
+            "ffn": "swiglu",
+            "placement": "pre",
+            "init": "scaled_normal",
         },
     )
     assert {"pattern.kind", "pattern.every_nth.every", "pattern.every_nth.mixer.softmax.head_dim"} <= set(

@@ -38,7 +38,7 @@ def test_sizing_fields_are_no_part_of_the_identity(small: Make) -> None:
 
 
 def test_variants_come_in_alphabetical_order() -> None:
-    assert list(registry.variants(AbstractNorm)) == ["layernorm", "rmsnorm"]
+    assert list(registry.variants(AbstractNorm)) == ["dyt", "layernorm", "rmsnorm", "scalenorm"]
     assert list(registry.variants(AbstractPattern)) == ["every_nth", "uniform"]
 
 
@@ -58,7 +58,9 @@ def test_a_taken_kind_is_refused() -> None:
         def build(self, width: int) -> nn.Module:
             return nn.Identity()
 
-    with pytest.raises(ValueError, match=r"kind 'rmsnorm' of AbstractNorm is taken by blocks\.norms\.RMSNormConfig"):
+    with pytest.raises(
+        ValueError, match=r"kind 'rmsnorm' of AbstractNorm is taken by blocks\.norms\.standard\.RMSNormConfig"
+    ):
         registry.register(Twin)
 
 

@@ -11,7 +11,7 @@ from runners.tasks import TASKS, task_from_plain
 from search_space.experiment import preset_path, read
 from search_space.space import random_point
 
-DRAWS, TRAINED = 60, 12
+DRAWS = 120
 
 
 @pytest.mark.slow
@@ -19,12 +19,15 @@ def test_every_candidate_lands_on_its_budget_and_attends() -> None:
     experiment = read(preset_path("attention"), full_space=full_space, tasks=TASKS)
     shape = task_from_plain(experiment.task).shape()
     rng = random.Random(0)
+    mixers = experiment.space.fields["model"].fields["mixer"]
     tokens = torch.randint(shape.vocab_size, (2, shape.train_len), generator=torch.Generator().manual_seed(0))
+    untried = set(mixers.variants)
     for draw in range(DRAWS):
         resolved = resolve(random_point(experiment.space, rng), experiment, shape)
         assert abs(resolved.cost.params / 1_000_000 - 1) <= 0.01
-        if draw >= TRAINED:
+        if resolved.candidate.model.mixer.kind not in untried:
             continue
+        untried.remove(resolved.candidate.model.mixer.kind)
         model = resolved.candidate.model.build(seed=draw)
         logits, auxiliary = model(tokens)
         (
@@ -34,3 +37,4 @@ def test_every_candidate_lands_on_its_budget_and_attends() -> None:
             if parameter.role in (Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT):
                 rows = parameter.grad.abs().amax(dim=1)
                 assert (rows > 0).all(), f"{name} of {resolved.candidate.model.mixer} has rows without a gradient"
+    assert not untried

@@ -138,3 +138,9 @@ def test_a_resolved_candidate_is_canonical() -> None:
     spec = make_spec(again, made.experiment, fingerprint="0" * 64, seeds=Seeds(init=1, data=2, dropout=3))
     assert isinstance(spec, TrialSpec)
     assert spec.space_id == made.experiment.space.id
+
+
+@pytest.mark.parametrize("stack", ["encoder", "prefix_lm", "encoder_decoder"])
+def test_trials_refuse_stacks_that_do_not_predict_the_next_token(stack: str) -> None:
+    with pytest.raises(InfeasibleArchitecture, match=rf"model\.stack\.kind='{stack}'.*decoder.*a loop of your own"):
+        prepare(f"model.stack={stack}")

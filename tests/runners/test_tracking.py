@@ -258,3 +258,16 @@ def test_the_experiment_text_is_the_one_searched(tmp_path: Path) -> None:
     write_search(store_uri(tmp_path))
     store = Store(locate(store_uri(tmp_path)))
     assert store.text(store.parent("tiny"), Artifact.EXPERIMENT) == experiment_text()
+
+
+def test_a_run_is_never_taken_up_by_another_spec(tmp_path: Path) -> None:
+    uri, search = store_uri(tmp_path), searched()
+    first = Tracker(uri)
+    search.start(first)
+    search.start_trial(first, 0)
+    first.flush()
+    second = Tracker(uri)
+    search.start(second)
+    spec, resolved = search.trial(1)
+    with pytest.raises(StoreError, match="of another spec"):
+        second.start_trial(0, Stage.SEARCH, 0, spec, resolved, "another")

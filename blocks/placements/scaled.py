@@ -1,0 +1,210 @@
+"""Placements that scale the branch or the residual stream: deepnorm, ln_scaling, layerscale, rezero and others."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from blocks.families import AbstractNorm, AbstractPlacement, Dims, InfeasibleArchitecture, Trait
+from blocks.multipliers import Multiply
+from blocks.placements.branches import Around, Gain, Layer, Shift, Sublayer
+from blocks.registry import register
+from search_space.domains import choice
+
+
+def deepnorm_constants(layers: int) -> tuple[float, float]:
+    """alpha and beta of a stack of so many layers without cross-attention (DeepNet, table 2)."""
+    return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DeepNorm(AbstractPlacement):
+    """Post-norm of a residual stream scaled up with depth: post-norm that trains at hundreds of layers."""
+
+    kind: ClassVar[str] = "deepnorm"
+    paper: ClassVar[str] = "DeepNet: Scaling Transformers to 1,000 Layers, Wang et al. 2022, eq. 1, arXiv:2203.00555"
+    final_norm: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+    provides: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout, outer=norm.build(dims.d_model), skip=deepnorm_constants(dims.layers)[0])
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
+
+    def check(self, config: Any) -> None:
+        if len(config.stack.directions) > 1:
+            raise InfeasibleArchitecture(
+                f"model.placement.kind='deepnorm' has constants for one stack of layers; model.stack.kind="
+                f"{config.stack.kind!r} has two, whose constants depend on each other; use model.placement.kind='pre'"
+            )
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class LnScaling(AbstractPlacement):
+    """Pre-norm whose norms shrink with the root of depth: deep layers add less, and so keep mattering."""
+
+    kind: ClassVar[str] = "ln_scaling"
+    paper: ClassVar[str] = "The Curse of Depth in Large Language Models, Sun et al. 2025, eq. 7, arXiv:2502.05795"
+    final_norm: ClassVar[bool] = True
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply((layer + 1) ** -0.5)))
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class LayerScale(AbstractPlacement):
+    """Pre-norm whose branches are scaled per channel by learned factors that start small."""
+
+    kind: ClassVar[str] = "layerscale"
+    paper: ClassVar[str] = "Going Deeper with Image Transformers, Touvron et al. 2021, eq. 6, arXiv:2103.17239"
+    final_norm: ClassVar[bool] = True
+
+    start: float = choice(
+        1e-6, 1e-5, 0.1, default=0.1, help="first value of the factors; 0.1 to 18 layers, 1e-5 to 24, 1e-6 beyond"
+    )
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout, before=norm.build(dims.d_model), scale=Gain(dims.d_model, self.start))
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ReZero(AbstractPlacement):
+    """No norms; each branch times a learned scalar that starts at 0, so that the model starts as its embedding."""
+
+    kind: ClassVar[str] = "rezero"
+    paper: ClassVar[str] = (
+        "ReZero is All You Need: Fast Convergence at Large Depth, Bachlechner et al. 2020, eq. 1, arXiv:2003.04887"
+    )
+    final_norm: ClassVar[bool] = False
+    uses_norm: ClassVar[bool] = False
+    opens_later: ClassVar[bool] = True
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout, scale=Gain(1, 0.0))
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class NoNorm(AbstractPlacement):
+    """No norms at all: branches are added as they are; trains with an init made for it."""
+
+    kind: ClassVar[str] = "no_norm"
+    paper: ClassVar[str] = (
+        "Improving Transformer Optimization Through Better Initialization, Huang et al. 2020 (ICML), section 3.2"
+    )
+    final_norm: ClassVar[bool] = False
+    uses_norm: ClassVar[bool] = False
+    provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM})
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout)
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Fixup(AbstractPlacement):
+    """No norms; a scalar bias before and after each branch and a learned multiplier take their place."""
+
+    kind: ClassVar[str] = "fixup"
+    paper: ClassVar[str] = (
+        "Fixup Initialization: Residual Learning Without Normalization, Zhang et al. 2019, section 3, arXiv:1901.09321"
+    )
+    final_norm: ClassVar[bool] = False
+    uses_norm: ClassVar[bool] = False
+    provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM, Trait.BRANCH_BIASES})
+
+    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        return Around(dropout, before=Shift(), after=Gain(1, 1.0), scale=Shift())
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self._around(dims, layer, norm, dropout), branch)
