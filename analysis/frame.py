@@ -116,7 +116,17 @@ class Search:
     def open_families(self) -> frozenset[str]:
         """The path of the kind of each family of which the file left several variants open."""
         stored = self.parent.experiment.get("space")
-        return frozenset(_open_families(space_from_plain(stored))) if stored else frozenset()
+        return (
+            frozenset(path for path, node in _families(space_from_plain(stored)) if len(node.variants) > 1)
+            if stored
+            else frozenset()
+        )
+
+    @cached_property
+    def usual_kinds(self) -> dict[str, str]:
+        """The variant that each family has where a file says nothing of it, by the path of its kind."""
+        stored = self.parent.experiment.get("full")
+        return {path: node.default for path, node in _families(space_from_plain(stored))} if stored else {}
 
     @cached_property
     def varied(self) -> list[str]:
@@ -208,13 +218,13 @@ def _paths(space: Space, prefix: str = "") -> Iterator[str]:
             yield path
 
 
-def _open_families(space: Space, prefix: str = "") -> Iterator[str]:
+def _families(space: Space, prefix: str = "") -> Iterator[tuple[str, OneOf]]:
     for name, node in space.fields.items():
         path = f"{prefix}{name}"
         if isinstance(node, Space):
-            yield from _open_families(node, f"{path}.")
-        elif isinstance(node, OneOf) and len(node.variants) > 1:
-            yield f"{path}.kind"
+            yield from _families(node, f"{path}.")
+        elif isinstance(node, OneOf):
+            yield f"{path}.kind", node
 
 
 def _absent(value: Any) -> bool:

@@ -61,14 +61,18 @@ def leaderboard_json(search: Search) -> list[dict[str, Any]]:
 
 
 def common_text(search: Search) -> str:
-    """What all trials share of what the file let vary, and their mixer and position where these never changed."""
+    """What all trials share of what the file let vary or set otherwise than usual, and a mixer or position for all."""
     trials = search.trials
-    constant = [
-        path
-        for path in (*_ALWAYS_TOLD, *sorted(search.open_families - set(_ALWAYS_TOLD)))
+    values = {
+        path: trials[PARAM + path].iloc[0]
+        for path in dict.fromkeys((*_ALWAYS_TOLD, *sorted(search.open_families), *sorted(search.usual_kinds)))
         if PARAM + path in trials and trials[PARAM + path].notna().all() and trials[PARAM + path].nunique() == 1
+    }
+    told = [
+        f"{short_path(path)} {value}"
+        for path, value in values.items()
+        if path in _ALWAYS_TOLD or path in search.open_families or value != search.usual_kinds[path]
     ]
-    told = [f"{short_path(path)} {trials[PARAM + path].iloc[0]}" for path in constant]
     return f"Common to all: {', '.join(told)}." if told else ""
 
 

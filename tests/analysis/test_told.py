@@ -23,6 +23,8 @@ from analysis.report import write_report
 from analysis.text import effects_rows, effects_text, undecided_lines
 from analysis.verdicts import contrasts
 from search_space.records import Artifact, Metric, Stage, Status, Tag
+from search_space.space import OneOf, Space
+from search_space.stored import space_to_plain
 
 SHALLOW = {**synthetic.BASELINE, "model.layers": 2}
 DEEP = {**synthetic.BASELINE, "model.layers": 4}
@@ -162,6 +164,26 @@ def test_what_never_changed_is_said_once(told: Search, search: Search, page: Pat
     assert "optimizer" not in shared, "the file left one optimizer only"
     assert shared in page.read_text(encoding="utf-8")
     assert common_text(search) == ""
+
+
+def test_a_block_that_the_file_set_for_all_is_said(told: Search) -> None:
+    families = {
+        "mixer": OneOf(variants={"softmax": Space(fields={})}, default="softmax"),
+        "ffn": OneOf(variants={"mine": Space(fields={}), "gelu": Space(fields={})}, default="mine"),
+        "norm": OneOf(variants={"layernorm": Space(fields={}), "rmsnorm": Space(fields={})}, default="layernorm"),
+    }
+    narrow = {
+        "model": Space(
+            fields={
+                name: dataclasses.replace(node, variants={kind: node.variants[kind]}, default=kind)
+                for (name, node), kind in zip(families.items(), ("softmax", "gelu", "layernorm"), strict=True)
+            }
+        )
+    }
+    full = Space(fields={"model": Space(fields=families)})
+    experiment = {"space": space_to_plain(Space(fields=narrow)), "full": space_to_plain(full)}
+    fixed = dataclasses.replace(told, parent=dataclasses.replace(told.parent, experiment=experiment))
+    assert common_text(fixed) == "Common to all: mixer softmax, position none, ffn gelu."
 
 
 def test_nothing_is_drawn_of_failures_that_were_none(page: Path) -> None:
