@@ -2,6 +2,6 @@
 
 import sys
 
-from runners.cli import main
+from runners.cli import console
 
-sys.exit(main())
+sys.exit(console())

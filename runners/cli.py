@@ -149,10 +149,15 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 for good, 1 when the work failed, 2 for bad input."""
+def console() -> int:
+    """The program: `main` on the command line, ended quietly by a closed pipe and cleanly by SIGTERM."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return main()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0 for good, 1 when the work failed, 2 for bad input."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     sys.path.append(os.getcwd())
     try:

@@ -99,6 +99,7 @@ def test_future_tokens_do_not_change_the_past(small: Make, changes: Changes) -> 
             assert (changed[place] - before[place]).abs().max() > 1e-9
 
 
+@pytest.mark.slow
 @cases
 def test_gradients_flow_from_no_future_token(small: Make, changes: Changes) -> None:
     config = small({**changes, "tied": False, "init.kind": changes.get("init.kind", "xavier")})
@@ -178,6 +179,7 @@ def test_rows_do_not_see_each_other_or_padding(small: Make, changes: Changes) ->
         torch.testing.assert_close(left[1:2, LENGTH - 20 :], alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @cases
 def test_padding_leaves_everything_finite(small: Make, changes: Changes) -> None:
     config = small(changes)
@@ -203,6 +205,7 @@ def relative_error(config: ModelConfig, x: Tensor) -> float:
     return float((outputs[torch.bfloat16] - exact).norm() / exact.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", tiered(PAIRS), ids=label)
 def test_bfloat16_is_about_as_exact_as_plain_attention(small: Make, changes: Changes) -> None:
     x = torch.randn(4, LENGTH, 32, generator=torch.Generator().manual_seed(0))
@@ -210,6 +213,7 @@ def test_bfloat16_is_about_as_exact_as_plain_attention(small: Make, changes: Cha
     assert relative_error(small({**changes, "init.kind": "xavier"}), x) <= 3 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", tiered(PAIRS), ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_huge_logits_stay_finite(small: Make, changes: Changes, dtype: torch.dtype) -> None:

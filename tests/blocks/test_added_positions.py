@@ -17,6 +17,8 @@ from blocks.positions.learned_interp import LearnedInterp, LearnedInterpModule, 
 from blocks.positions.randomized import Randomized, RandomizedModule, ordered_sample
 from blocks.positions.sinusoidal import Sinusoidal
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 
 D = DIMS.d_model

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from blocks.families import InfeasibleArchitecture
 from blocks.model import ModelConfig
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 TOKENS = torch.randint(48, (2, 23), generator=torch.Generator().manual_seed(0))
 

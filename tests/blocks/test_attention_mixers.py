@@ -20,6 +20,8 @@ from blocks.ops.attention import attention_weights, entropy
 from blocks.positions.rotary import Rotary
 from blocks.positions.xpos import Xpos
 
+pytestmark = pytest.mark.slow
+
 
 def attention(mixer: AbstractMixer, position: str = "none") -> tuple[AttentionModule, PositionModule]:
     module, built = build(mixer, position)

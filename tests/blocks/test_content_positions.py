@@ -21,6 +21,8 @@ from blocks.positions.shaw import Shaw, ShawModule
 from blocks.positions.sinusoidal import sinusoids
 from blocks.positions.transformer_xl import TransformerXL, TransformerXLModule
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
     from transformers import DebertaV2Config, XLNetConfig

@@ -17,6 +17,8 @@ from blocks.ops.delta_rule import DeltaNeeds, choose_delta_rule, chunked, dense,
 from blocks.ops.gated_scan import empty_state
 from blocks.ops.gated_scan import quadratic as scan
 
+pytestmark = pytest.mark.slow
+
 VALUE_DIM = 6
 _CHOSEN = choose_delta_rule(DeltaNeeds()).run
 

@@ -27,6 +27,8 @@ from blocks.findings import warnings_of, warnings_of_updates
 from blocks.model import DecoderLM, ModelConfig
 from blocks.ops.attention import attention_weights
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 TOKENS = torch.randint(48, (4, 21), generator=torch.Generator().manual_seed(0))
 LINEAR_IN_VALUES = [kind for kind, mixer in MIXERS.items() if mixer.value_projection]

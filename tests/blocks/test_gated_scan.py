@@ -19,6 +19,8 @@ from blocks.ops.gated_scan import (
 )
 from blocks.ops.linear_attention import quadratic as linear_quadratic
 
+pytestmark = pytest.mark.slow
+
 VALUE_DIM = 6
 
 

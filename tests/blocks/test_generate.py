@@ -11,6 +11,8 @@ from blocks.families import AbstractMixer, Direction
 from blocks.generate import CannotGenerate, Sampling, draw, generate, generate_target, kept_probabilities
 from blocks.model import DecoderLM, ModelConfig
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 GREEDY = Sampling(temperature=0)
 CAUSAL = [kind for kind, mixer in registry.variants(AbstractMixer).items() if Direction.CAUSAL in mixer.directions]

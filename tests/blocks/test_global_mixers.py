@@ -22,6 +22,8 @@ from blocks.ops.attention import attention_weights, reference_attention, weighte
 from blocks.ops.patterns import blocks_in_view, random_blocks
 from blocks.ops.scores import masked_softmax, scaled_logits
 
+pytestmark = pytest.mark.slow
+
 BOTH = dataclasses.replace(DIMS, direction=Direction.BIDIRECTIONAL)
 LONGFORMER = Longformer(kv_heads=2, queries_per_kv=2, head_dim=8, window=5, first=3)
 BIGBIRD = BigBird(kv_heads=2, queries_per_kv=2, head_dim=8, block=4, first=1, drawn=1)

@@ -13,6 +13,8 @@ from blocks.mixers.based import Based, TaylorFeatures
 from blocks.mixers.cosformer import Cosformer
 from blocks.mixers.performer import Performer, log_features, orthogonal_directions
 
+pytestmark = pytest.mark.slow
+
 DIMS = Dims(d_model=24, d_ff=48, layers=1, train_len=128, max_len=192)
 PLAIN = PositionModule()
 LENGTH = 63

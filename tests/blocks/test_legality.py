@@ -32,6 +32,8 @@ from blocks.ops.attention import AttentionNeeds, choose_attention
 from blocks.ops.backends import BackendError
 from search_space.space import derive
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 Changes = Mapping[str, Any]
 TOKENS = torch.randint(48, (2, 21), generator=torch.Generator().manual_seed(0))

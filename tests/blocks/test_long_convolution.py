@@ -20,6 +20,8 @@ from blocks.ops.long_convolution import (
     transformed,
 )
 
+pytestmark = pytest.mark.slow
+
 DIMS = Dims(d_model=24, d_ff=48, layers=1, train_len=256, max_len=256)
 PLAIN = PositionModule()
 HYENA = Hyena(width=16, filter_width=16)

@@ -28,6 +28,7 @@ from blocks.mixers.softmax import Softmax
 from blocks.ops.linear_attention import CHUNK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mixer", "kind"), PAIRS)
 @pytest.mark.parametrize("cuts", [tuple(range(1, LENGTH)), (1,), (4, 5, 11), (LENGTH - 1,)])
 def test_decoding_from_any_split_equals_the_full_pass(mixer: AbstractMixer, kind: str, cuts: tuple[int, ...]) -> None:

@@ -11,6 +11,8 @@ from blocks.families import Context, Hook, PositionModule
 from blocks.mixers.mla import Mla, MlaModule
 from blocks.ops.attention import reference_attention, visible_keys
 
+pytestmark = pytest.mark.slow
+
 SMALL = Mla(heads=2, head_dim=8, latent=16, rope_dim=4)
 
 

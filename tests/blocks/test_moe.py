@@ -31,6 +31,8 @@ from blocks.ffn.whole_sequence import ExpertChoice, SoftMoe
 from blocks.model import ModelConfig
 from blocks.ops.experts import dense_experts, grouped_experts
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 DIMS = Dims(d_model=24, d_ff=20, layers=2, train_len=16, max_len=16)
 CAUSAL = {kind: ffn for kind, ffn in registry.variants(AbstractFFN).items() if Direction.CAUSAL in ffn.directions}

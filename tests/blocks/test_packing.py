@@ -13,6 +13,8 @@ from blocks.model import ModelConfig
 from blocks.ops.linear_attention import chunked, empty_sums, packed
 from blocks.packing import IGNORED, DoesNotFit, pack, runs, segments_of
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 LENGTHS = ([5, 1, 9, 13], [28], [1, 1, 26], [14, 14])
 

@@ -17,6 +17,8 @@ from blocks.ops.gated_scan import empty_state
 from blocks.ops.gated_scan import quadratic as scan
 from blocks.ops.rank_one_scan import CHUNK, RankOneNeeds, choose_rank_one_scan, chunked, recurrent
 
+pytestmark = pytest.mark.slow
+
 VALUE_DIM = 6
 DIMS = Dims(d_model=24, d_ff=48, layers=1, train_len=128, max_len=128)
 PLAIN = PositionModule()

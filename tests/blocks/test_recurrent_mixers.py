@@ -24,6 +24,8 @@ from blocks.mixers.retention import Retention
 from blocks.ops.gated_scan import quadratic as scan
 from blocks.positions.rotary import Rotary
 
+pytestmark = pytest.mark.slow
+
 DIMS = Dims(d_model=24, d_ff=48, layers=1, train_len=256, max_len=256)
 PLAIN = PositionModule()
 CPU = torch.device("cpu")

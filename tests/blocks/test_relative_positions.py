@@ -18,6 +18,8 @@ from blocks.positions.kerple import Kerple, KerpleModule
 from blocks.positions.sandwich import Sandwich
 from blocks.positions.sinusoidal import sinusoids
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
     from x_transformers import x_transformers

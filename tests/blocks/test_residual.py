@@ -14,6 +14,8 @@ from blocks.hyper_connections import HyperConnections
 from blocks.model import DecoderLM, ModelConfig
 from blocks.residual import StochasticDepth, UnetSkips
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 TOKENS = torch.randint(48, (2, 13), generator=torch.Generator().manual_seed(0))
 FORMS = registry.variants(AbstractResidual)

@@ -27,6 +27,8 @@ from blocks.positions.rope_partial import RopePartial
 from blocks.positions.rope_scaled import RopeScaled
 from blocks.positions.rotary import Rotary
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
     from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config

@@ -15,6 +15,8 @@ from blocks.mixers.attention_options import OutputGate, ShapedSoftmax
 from blocks.mixers.heads import AttentionModule
 from blocks.ops.attention import visible_keys
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     # x-transformers compiles helpers with torch.jit.script at import, which newer torch versions deprecate.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)

@@ -20,6 +20,8 @@ from blocks.mixers.talking_heads import TalkingHeads, TalkingRule
 from blocks.ops.attention import attention_weights, reference_attention, visible_keys
 from blocks.positions.alibi import Alibi, slopes
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     # x-transformers compiles helpers with torch.jit.script at import, which newer torch versions deprecate.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)

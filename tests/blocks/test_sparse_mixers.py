@@ -23,6 +23,8 @@ from blocks.model import ModelConfig
 from blocks.ops.attention import reference_attention, visible_keys, weighted_values
 from blocks.ops.scores import masked_softmax, scaled_logits
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     # x-transformers compiles helpers with torch.jit.script at import, which newer torch versions deprecate.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)

@@ -26,6 +26,8 @@ from blocks.model import ModelConfig
 from blocks.pointer import LEAST, mixture
 from blocks.stacks import EncoderLM
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., ModelConfig]
 BOTH = Direction.BIDIRECTIONAL
 TOKENS = torch.randint(48, (2, 13), generator=torch.Generator().manual_seed(0))

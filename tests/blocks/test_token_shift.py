@@ -7,6 +7,8 @@ from torch import nn
 from blocks.families import Context, Dims, PositionModule
 from blocks.premixers.token_shift import TokenShift, TokenShiftModule
 
+pytestmark = pytest.mark.slow
+
 DIMS = Dims(d_model=6, d_ff=8, layers=1, train_len=16, max_len=16)
 POSITION = PositionModule()
 

@@ -110,6 +110,7 @@ class Dropping(Tracker):
             connection.execute("DROP TABLE study_user_attributes")
 
 
+@pytest.mark.slow
 def test_a_study_that_is_gone_leaves_no_search_running(tmp_path: Path) -> None:
     tracker = Dropping(f"sqlite:///{tmp_path}/mlflow.db")
     tracker.study = tmp_path / "study.db"
@@ -155,6 +156,7 @@ class Interrupting(Tracker):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_search_that_is_not_repeatable_replaces_a_cut_off_run_and_keeps_a_finished_one(tmp_path: Path) -> None:
     asked = ("search.trials=2", "engine.deterministic=false", *FINITE)
     store = f"sqlite:///{tmp_path}/mlflow.db"

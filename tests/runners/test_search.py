@@ -91,6 +91,7 @@ def test_progress_tells_what_is_done_and_what_is_best(finished: tuple[Path, Sear
     assert "finals 8/8" in shown
 
 
+@pytest.mark.slow
 def test_a_used_up_space_and_a_token_limit_end_the_search_with_the_reason(tmp_path: Path) -> None:
     outcome, _ = search(tmp_path, "max_tokens=3000", *FINITE)
     assert outcome.ended == "one more trial could pass max_tokens=3000"
