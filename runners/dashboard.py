@@ -31,7 +31,9 @@ def serve(uri: str = "", port: int = 5000) -> int:
         Store(place)
         print(f"The store is an MLflow server with its own dashboard: {place.uri}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # A shell starts background jobs with SIGINT ignored; the server must end with this process either way.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     server = start(place, port)
     try:
         print(f"Dashboard of {place.uri}: http://{HOST}:{port} (Ctrl-C ends it)")
