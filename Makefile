@@ -15,10 +15,10 @@ search: $(READY)
 	@"$(BIN)/assay" search quickstart
 
 test: $(READY)
-	@"$(BIN)/python" -m pytest -n 2 -m "not slow and not fault"
+	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not slow and not fault"
 
 slow: $(READY)
-	@"$(BIN)/python" -m pytest -n 2 -m "slow or fault"
+	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "slow or fault"
 
 lint: $(READY)
 	@"$(BIN)/ruff" format --check .
