@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -16,16 +16,6 @@ from blocks.ops.attention import weighted_values
 Heads = tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T G K"], Float[Tensor, "B T G K"]]
 
 
-@runtime_checkable
-class Projecting(Protocol):
-    """A module with the four projections, under the names that softmax attention gives them."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    out: nn.Linear
-
-
 def projections(d_model: int, shape: HeadShape) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """The maps to queries, keys and values of every head, and back to the model width."""
     return (
@@ -36,8 +26,8 @@ def projections(d_model: int, shape: HeadShape) -> tuple[nn.Linear, nn.Linear, n
     )
 
 
-def split_heads(module: Projecting, x: Float[Tensor, "B T D"], shape: HeadShape) -> Heads:
-    """Queries, keys and values by head."""
+def split_heads(module: Any, x: Float[Tensor, "B T D"], shape: HeadShape) -> Heads:
+    """Queries, keys and values by head; `module` holds the maps `query`, `key` and `value`."""
     q, k, v = (
         rearrange(project(x), "B T (H K) -> B T H K", K=shape.head_dim)
         for project in (module.query, module.key, module.value)
@@ -45,9 +35,10 @@ def split_heads(module: Projecting, x: Float[Tensor, "B T D"], shape: HeadShape)
     return q, k, v
 
 
-def join_heads(module: Projecting, mixed: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T D"]:
-    """The heads side by side, mapped to the model width."""
-    return module.out(rearrange(mixed, "B T H V -> B T (H V)"))
+def join_heads(module: Any, mixed: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T D"]:
+    """The heads side by side, mapped to the model width by the map `out` of `module`."""
+    joined: Tensor = module.out(rearrange(mixed, "B T H V -> B T (H V)"))
+    return joined
 
 
 @dataclass(frozen=True, kw_only=True)
