@@ -39,9 +39,19 @@ def initialise(model: nn.Module, rule: AbstractInit, layers: int, seed: int) -> 
             fill(parameter, rule.std_at(role, fan_in, fan_out, layers, layer_of(name)), generator)
     for name, slot in model.named_modules():
         if isinstance(slot, MixerSlot) and slot.shape is not None:
-            matrices = {role_of(name, p): p for p in slot.mixer.parameters() if role_of(name, p) in MATRICES}
             with torch.no_grad():
-                rule.relate(matrices, slot.shape, torch.Generator().manual_seed(seed_from(seed, name)))
+                rule.relate(_related(slot.mixer), slot.shape, torch.Generator().manual_seed(seed_from(seed, name)))
+
+
+def _related(mixer: nn.Module) -> dict[Role, nn.Parameter]:
+    """By role, the matrices of a mixer's maps called query, key, value and out; gates have roles of matrices too."""
+    names = {"query": Role.QUERY, "key": Role.KEY, "value": Role.VALUE, "out": Role.MIXER_OUT}
+    found: dict[Role, nn.Parameter] = {}
+    for path, parameter in mixer.named_parameters():
+        role = names.get(path.removesuffix(".weight").rpartition(".")[2])
+        if role == role_of(path, parameter):
+            found.setdefault(role, parameter)
+    return found
 
 
 def layer_of(name: str) -> int:

@@ -83,12 +83,12 @@ class Mimetic(AbstractInit):
     def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
         query, key, value, out = (matrices.get(role) for role in (Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT))
         per_kv = heads.heads // heads.kv_heads
-        if query is not None and key is not None and _is_headed(query, heads.heads) and _is_headed(key, heads.kv_heads):
+        if query is not None and key is not None and _are_factors(query, key, heads):
             for head in range(heads.heads):
                 near = _near_identity(query.shape[1], MIMETIC_SCORES, generator)
                 q, k = _rows(query, heads.heads, head), _rows(key, heads.kv_heads, head // per_kv)
                 _factor(near, q, k, fresh=head % per_kv == 0)
-        if value is None or out is None or value.shape[0] * heads.heads != out.shape[1] * heads.kv_heads:
+        if value is None or out is None or not _are_factors(out.T, value, heads):
             return
         for head in range(heads.heads):
             near = _near_identity(value.shape[1], MIMETIC_VALUES, generator)
@@ -96,8 +96,10 @@ class Mimetic(AbstractInit):
             _factor(near, o, v, fresh=head % per_kv == 0)
 
 
-def _is_headed(weight: Tensor, heads: int) -> bool:
-    return weight.dim() == 2 and weight.shape[0] % heads == 0
+def _are_factors(left: Tensor, right: Tensor, heads: HeadShape) -> bool:
+    """Whether both act on vectors of one width and give each head as many channels."""
+    per_head = left.shape[0] / heads.heads
+    return per_head % 1 == 0 and left.shape[1] == right.shape[1] and right.shape[0] == per_head * heads.kv_heads
 
 
 def _rows(weight: Tensor, heads: int, head: int) -> Tensor:

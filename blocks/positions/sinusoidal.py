@@ -17,9 +17,9 @@ BASE = 10000.0
 
 
 def sinusoids(start: int, n_rows: int, d_model: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "T D"]:
-    """Row p holds sin and cos of p / 10000^(2i/D) in channels 2i and 2i + 1."""
+    """Row p holds sin and cos of p / 10000^(2i/D) in channels 2i and 2i + 1; the last channel of an odd D is a sine."""
     angle = angles(start, n_rows, d_model, BASE, device, dtype)[:, 0]
-    return rearrange(torch.stack([angle.sin(), angle.cos()], dim=-1), "T P two -> T (P two)")
+    return rearrange(torch.stack([angle.sin(), angle.cos()], dim=-1), "T P two -> T (P two)")[:, :d_model]
 
 
 class SinusoidalModule(PositionModule):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from blocks import registry
-from blocks.families import AbstractInit, AbstractPlacement, InfeasibleArchitecture, Role
+from blocks.families import MATRICES, AbstractInit, AbstractPlacement, InfeasibleArchitecture, Role
 from blocks.init import initialise
 from blocks.inits.draws import kept
 from blocks.inits.shaped import TruncatedNormal
@@ -234,6 +234,35 @@ def test_mimetic_products_lie_near_plus_and_minus_the_identity(small: Make, quer
             assert float(product.diagonal().mean()) == pytest.approx(identity, abs=0.1)
             off = product - torch.diag(product.diagonal())
             assert float(off.norm()) == pytest.approx(noise * 8, rel=0.1)
+
+
+@pytest.mark.parametrize("mixer", ["retention", "gla", "softmax"])
+def test_mimetic_relates_queries_not_gates_to_keys(small: Make, mixer: str) -> None:
+    gate = {"mixer.softmax.gate": "channel"} if mixer == "softmax" else {}
+    model = small({"mixer.kind": mixer, "position.kind": "none", "init.kind": "mimetic", **gate}).build(seed=3)
+    named, heads = dict(model.slots[0].mixer.named_parameters()), model.config.mixer.head_shape()
+    query, key = (
+        next(p.detach() for n, p in named.items() if n.endswith(f"{part}.weight")) for part in ("query", "key")
+    )
+    q, k = query.unflatten(0, (heads.heads, -1))[0], key.unflatten(0, (heads.kv_heads, -1))[0]
+    assert float((q.T @ k).trace()) > q.shape[0] / 2, "near 0.7 in as many directions as a head has channels"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixer.kind": "softmax", "mixer.softmax.head_dim": 64},
+        {"mixer.kind": "retention", "mixer.retention.head_dim": 16, "mixer.retention.value_factor": 2},
+        {"mixer.kind": "mla", "mixer.mla.latent": 64},
+    ],
+)
+def test_mimetic_draws_heads_wider_than_the_model_and_queries_of_another_width(
+    small: Make, changes: dict[str, object]
+) -> None:
+    model = small({**changes, "position.kind": "none", "init.kind": "mimetic"}).build(seed=3)
+    for name, parameter in model.named_parameters():
+        assert parameter.isfinite().all(), name
+        assert parameter.role not in MATRICES or parameter.abs().max() > 0, name
 
 
 @pytest.mark.parametrize("init", ["zero_outputs", "fixup"])

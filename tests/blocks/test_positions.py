@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from blocks.families import AbstractPosition, Dims, HeadShape, InfeasibleArchitecture, PositionModule
+from blocks.model import ModelConfig
 from blocks.ops.attention import reference_attention
 from blocks.positions.alibi import Alibi, slopes
 from blocks.positions.learned import Learned, LearnedModule
@@ -18,6 +20,7 @@ from blocks.positions.t5_bias import T5Bias, T5BiasModule, buckets
 from blocks.positions.xpos import Xpos
 from blocks.registry import variants
 
+Make = Callable[..., ModelConfig]
 CPU = torch.device("cpu")
 DIMS = Dims(d_model=32, d_ff=64, layers=2, train_len=16, max_len=16)
 SHAPE = HeadShape(heads=4, kv_heads=4, head_dim=16)
@@ -170,6 +173,13 @@ def test_sinusoids_have_constant_norm_and_a_product_that_knows_the_distance() ->
         expected = (frequency * distance).cos().sum()
         products = (table[: 300 - distance] * table[distance:]).sum(-1)
         torch.testing.assert_close(products, expected.expand_as(products), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("changes", [{"position.kind": "sinusoidal"}, {"position.kind": "randomized"}])
+def test_a_width_found_by_size_may_be_odd(small: Make, changes: dict[str, str]) -> None:
+    assert sinusoids(0, 8, 7, CPU, torch.float64).shape == (8, 7)
+    model = dataclasses.replace(small(changes), d_model=33).build(seed=0)
+    assert model(torch.arange(12)[None])[0].isfinite().all()
 
 
 @pytest.mark.parametrize("amplitude", [0.02, 1.0])
