@@ -55,6 +55,9 @@ def _probed(
         return rearrange(mixed.pop(), "B T (H K) -> B H T K", H=heads)
 
     exact = run(lambda module, args, own: own_values.append(own))
+    groups = own_values[0].shape[-1] // width
+    if heads % groups:  # Several maps share the heads, each with values of its own.
+        return None
     for start in range(0, n_tokens, width):
         probe = torch.eye(n_tokens, width, device=x.device, dtype=x.dtype).roll(start, 0)
         probe[:start] = 0
@@ -65,5 +68,5 @@ def _probed(
         parts.append(run(swap))
     weights = torch.cat(parts, dim=-1)[..., :n_tokens]
     values = rearrange(own_values[0], "B S (G K) -> B G S K", K=width)
-    rebuilt = weights @ values.repeat_interleave(heads // values.shape[1], dim=1)
+    rebuilt = weights @ values.repeat_interleave(heads // groups, dim=1)
     return weights if (rebuilt - exact).norm() <= TOLERANCE * exact.norm() else None

@@ -1,5 +1,6 @@
 """What goes on inside a model: numbers per layer, and warnings in words. Nothing here changes the model."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,9 +29,20 @@ GROWTH = 30.0
 """Growth of the residual stream or fall of the gradient over the depth that is worth a word."""
 IDLE = 0.1
 """Share of units that never fire that is worth a word."""
+ORDERLESS = 1e-3
+"""Change of the last prediction under another order of the tokens before it, below which order does not reach it."""
+HARD = 0.01
+"""Entropy in nats below which a head looks at a single token."""
+UNMOVED = 1e-6
+"""Peak of a unit, as a share of the largest peak of its layer, below which it never fires."""
 LARGE_LOGIT = 100.0
+PENALTIES = (1e-3, 1e-1, 1e1)
+"""Of the position probe, over the mean square of a representation."""
 SLOW, FAST = 1e-5, 1e-1
 """Update-to-weight ratios of one step between which training moves at a usual pace."""
+
+IGNORED = -100
+"""The target of a place that no loss counts."""
 
 Place = tuple[str, Role]
 """A layer ("layer 3", counted from 1, or "outside") and a role."""
@@ -51,7 +63,7 @@ class LayerDiagnosis:
     redundancy: tuple[float, ...] = ()
     """Largest cosine of each head's map with that of another head."""
     dead_units: float = 0.0
-    """Share of the FFN's units that are zero at every token."""
+    """Share of the FFN's units that fire at no token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,8 @@ class Diagnosis:
     largest_logit: float
     position_r2: float
     """How well a linear map tells a token's place from its last representation, on rows it was not fitted to."""
+    order_effect: float = math.nan
+    """How far the last logits move, over their own size, when the tokens before are reversed; NaN where unmeasured."""
     gradients: Mapping[Place, float] = field(default_factory=dict)
     """Norm of the loss gradient by layer and role; empty without targets."""
 
@@ -78,7 +92,8 @@ def diagnose(
 ) -> Diagnosis:
     """What the model does with a batch, dropout off; its weights, gradients and mode stay as they are.
 
-    With targets (ignored at -100), gradient norms as well. Attention is read off by probes: a pass per head_dim tokens.
+    With targets (ignored at IGNORED), gradient norms as well. Attention is read off by probes: a pass per head_dim
+    tokens.
     """
     training = model.training
     model.eval()
@@ -86,6 +101,7 @@ def diagnose(
         with torch.no_grad(), _watched(model) as seen:
             logits, _ = model(tokens, live)
         with torch.no_grad():
+            order = math.nan if live is not None else order_effect(model, tokens, logits)
             maps = attention_maps(model, seen.mixers)
             layers = tuple(
                 _layer(stream, map_, dead, live)
@@ -102,6 +118,7 @@ def diagnose(
         logit_rms=float(kept.float().square().mean().sqrt()),
         largest_logit=float(kept.abs().max()),
         position_r2=position_r2(seen.streams[-1]),
+        order_effect=order,
         gradients=gradients,
     )
 
@@ -179,8 +196,10 @@ def redundancy(weights: Float[Tensor, "B H T S"]) -> Float[Tensor, "H"]:
 
 
 def effective_rank(rows: Float[Tensor, "N D"]) -> float:
-    """The exponential of the entropy of the rows' normalised singular values, their mean taken out."""
+    """The exponential of the entropy of the rows' normalised singular values, centred; NaN of no numbers."""
     wide = rows.double()
+    if not wide.isfinite().all():
+        return math.nan
     values = torch.linalg.svdvals(wide - wide.mean(0))
     total = values.sum()
     if total <= 1e-6 * wide.norm():
@@ -190,23 +209,39 @@ def effective_rank(rows: Float[Tensor, "N D"]) -> float:
 
 
 def dead_share(units: Float[Tensor, "*A F"]) -> float:
-    """Share of units that are zero at every token."""
-    return float((units.flatten(0, -2).abs().amax(0) == 0).float().mean())
+    """Share of units whose largest value over all tokens is zero beside that of the others."""
+    peaks = units.flatten(0, -2).abs().amax(0)
+    return float((peaks <= UNMOVED * peaks.max()).float().mean())
+
+
+def order_effect(model: AbstractTokenModel, tokens: Int[Tensor, "B T"], logits: Float[Tensor, "B T V"]) -> float:
+    """Change of the last logits when the tokens before are reversed, over their deviation; NaN below three."""
+    if tokens.shape[1] < 3:
+        return math.nan
+    again, _ = model(torch.cat([tokens[:, :-1].flip(1), tokens[:, -1:]], dim=1), None)
+    last, moved = logits[:, -1].float(), again[:, -1].float()
+    size = (last - last.mean(-1, keepdim=True)).norm()
+    return float((moved - last).norm() / size) if size > 0 else 0.0
 
 
 def position_r2(rows: Float[Tensor, "B T D"]) -> float:
-    """Variance of places that a ridge regression, fitted to the even rows, explains on the odd ones; 0 of one row."""
+    """Variance of places that ridge regressions fitted to the even rows explain on the odd ones: the best of three.
+
+    0 of one row or token, NaN of no numbers.
+    """
     batch, length, width = rows.shape
     if batch < 2 or length < 2:
         return 0.0
+    if not rows.isfinite().all():
+        return math.nan
     x = F.pad(rows.double(), (0, 1), value=1.0)
     place = torch.linspace(-1, 1, length, dtype=torch.float64, device=rows.device)
     fit, held = x[::2].flatten(0, 1), x[1::2]
     wanted = place.repeat(x[::2].shape[0])
-    ridge = 1e-3 * fit.square().sum() / fit.shape[0] * torch.eye(width + 1, dtype=torch.float64, device=rows.device)
-    map_ = torch.linalg.solve(fit.T @ fit + ridge, fit.T @ wanted)
-    error = (held @ map_ - place).square().mean()
-    return float(1 - error / place.square().mean())
+    size = fit.square().sum() / fit.shape[0] * torch.eye(width + 1, dtype=torch.float64, device=rows.device)
+    maps = [torch.linalg.solve(fit.T @ fit + penalty * size, fit.T @ wanted) for penalty in PENALTIES]
+    error = min(float((held @ map_ - place).square().mean()) for map_ in maps)
+    return 1 - error / float(place.square().mean())
 
 
 def gradient_norms(model: nn.Module, gradients: Mapping[str, Tensor]) -> dict[Place, float]:
@@ -242,7 +277,9 @@ def _loss_gradients(
     named = dict(model.named_parameters())
     with torch.enable_grad():
         logits, auxiliary = model(tokens, live)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + auxiliary
+        counted = (targets != IGNORED).sum().clamp_min(1)
+        plain = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        loss = plain / counted + auxiliary
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return gradient_norms(model, {n: g for n, g in zip(named, gradients, strict=True) if g is not None})
 

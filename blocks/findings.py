@@ -1,8 +1,22 @@
 """What a diagnosis has to say to someone who does not read tables."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from blocks.diagnostics import COLLAPSED, FAST, GROWTH, IDLE, LARGE_LOGIT, SAME, SINK, SLOW, Diagnosis, Place
+from blocks.diagnostics import (
+    COLLAPSED,
+    FAST,
+    GROWTH,
+    HARD,
+    IDLE,
+    LARGE_LOGIT,
+    ORDERLESS,
+    SAME,
+    SINK,
+    SLOW,
+    Diagnosis,
+    LayerDiagnosis,
+    Place,
+)
 
 
 def warnings_of(diagnosis: Diagnosis) -> list[str]:
@@ -21,11 +35,36 @@ def warnings_of_updates(ratios: Mapping[Place, float]) -> list[str]:
     return found
 
 
+def warnings_of_growth(before: Diagnosis, after: Diagnosis) -> list[str]:
+    """Sentences on what training made unusually much larger between two diagnoses of one model on one batch."""
+    if before.logit_rms <= 0 or after.logit_rms / before.logit_rms <= GROWTH:
+        return []
+    return [
+        f"logits grew {after.logit_rms / before.logit_rms:.0f}-fold in training, from {before.logit_rms:.2g} to "
+        f"{after.logit_rms:.2g}; lower the learning rate, or cap them"
+    ]
+
+
+def unread(diagnosis: Diagnosis, kinds: Sequence[str]) -> list[str]:
+    """Sentences on the layers, of mixers of these kinds, of which no attention weights could be read."""
+    layers: dict[str, list[str]] = {}
+    for number, (layer, kind) in enumerate(zip(diagnosis.layers, kinds, strict=True), start=1):
+        if not layer.entropy:
+            layers.setdefault(kind, []).append(str(number))
+    return [
+        f"layer{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {kind} has no attention weights to read"
+        for kind, numbers in layers.items()
+    ]
+
+
 def _of_layers(diagnosis: Diagnosis) -> Iterator[str]:
     for number, layer in enumerate(diagnosis.layers, start=1):
         heads = len(layer.entropy)
         sinks = sum(share > SINK for share in layer.sink_share)
         alike = sum(cosine > SAME for cosine in layer.redundancy)
+        hard = _hard(layer)
+        if hard:
+            yield f"layer {number}: {hard} of {heads} heads look at a single token each"
         if sinks:
             yield f"layer {number}: {sinks} of {heads} heads attend only to token 1"
         if alike > sinks and alike > 1:
@@ -39,13 +78,22 @@ def _of_layers(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"layer {number}: {layer.dead_units:.0%} of the FFN's units never fire"
 
 
+def _hard(layer: LayerDiagnosis) -> int:
+    """Heads that look at one token, which is not the first."""
+    rows = zip(layer.entropy, layer.sink_share, strict=True)
+    return sum(entropy < HARD and share <= SINK for entropy, share in rows)
+
+
 def _of_depth(diagnosis: Diagnosis) -> Iterator[str]:
-    first, last = diagnosis.embedding_rms, diagnosis.layers[-1].rms
+    # A first layer lifts small embeddings to its own scale in sound models too.
+    first, last = max(diagnosis.embedding_rms, diagnosis.layers[0].rms), diagnosis.layers[-1].rms
     if first > 0 and last / first > GROWTH:
         yield (
             f"the residual stream grows {last / first:.0f}-fold over {len(diagnosis.layers)} layers, from {first:.2g} "
             f"to {last:.2g}"
         )
+    if diagnosis.order_effect < ORDERLESS:
+        yield "the order of earlier tokens does not reach the prediction; give the model a position scheme"
     if diagnosis.largest_logit > LARGE_LOGIT:
         yield f"logits reach {diagnosis.largest_logit:.0f}; cap them, or norm queries and keys"
 

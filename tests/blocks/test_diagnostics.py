@@ -70,7 +70,7 @@ def test_probed_maps_rebuild_the_output_of_every_mixer_linear_in_its_values(smal
     with torch.no_grad():
         (weights,) = attention_maps(model, [(x, model.positions[0], Context())])
         if weights is None:
-            assert mixer == "differential", "differential attention norms its heads; no other has a reason"
+            assert mixer in ("differential", "nsa"), "one norms its heads, one has values per branch; no other may"
             return
         values = module.value(x).unflatten(-1, (config.mixer.head_shape().kv_heads, -1))
         values = values.repeat_interleave(weights.shape[1] // values.shape[2], dim=2)
