@@ -125,6 +125,7 @@ def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, s
         deterministic=engine.deterministic,
         blocks=experiment.blocks,
         space_id=experiment.space.id,
+        diagnostics=experiment.search.diagnostics,
     )
 
 

@@ -111,7 +111,7 @@ class Experiment:
             "task": json.loads(json.dumps(self.task)),
             "budget": dataclasses.asdict(self.budget),
             "objectives": list(self.objectives),
-            "search": dataclasses.asdict(self.search),
+            "search": self.search.plain(),
             "engine": dataclasses.asdict(self.engine),
             "baseline": dict(self.baseline),
             "final": {

@@ -190,13 +190,14 @@ def _engine(top: Section) -> EngineSpec:
 def _search(top: Section) -> SearchSpec:
     """How points are proposed; a pruner's grace is 0 where the file gives none."""
     default = SearchSpec()
-    section = top.section("search", ("sampler", "pruner", "trials", "seed", "population"))
+    section = top.section("search", ("sampler", "pruner", "trials", "seed", "population", "diagnostics"))
     return SearchSpec(
         sampler=section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler),
         pruner=_pruner(section),
         trials=section.take("trials", values.count(high=10**6), default.trials),
         seed=section.take("seed", values.count(low=0, high=2**31 - 1), default.seed),
         population=section.take("population", values.count(low=2, high=10**5), default.population),
+        diagnostics=section.take("diagnostics", values.flag, default.diagnostics),
     )
 
 

@@ -6,6 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 from search_space.canon import digest
+from search_space.checkup import Checkup, checkup_from_plain
+
+ADDED = "added"
+"""Marks a field that came later: at its default it is left out of plain data, so that old ids and records stay."""
 
 
 class Status(StrEnum):
@@ -77,6 +81,8 @@ class TrialSpec:
     blocks: tuple[str, ...]
     """Importable modules that register further blocks."""
     space_id: str
+    diagnostics: bool = field(default=False, metadata={ADDED: True})
+    """Whether the model is looked at on the way; that changes no number of the training."""
 
     @property
     def id(self) -> str:
@@ -123,6 +129,8 @@ class TrialResult:
     """Which implementation each op used, and why the faster ones could not run."""
     environment: dict[str, str] = field(default_factory=dict)
     """What the worker ran under: versions, threads, CPU capability, ISA caps, deterministic flag."""
+    checkups: tuple[Checkup, ...] = field(default=(), metadata={ADDED: True})
+    """What the model looked like inside, at growing tokens; none unless the spec asks for them."""
 
 
 class Metric:
@@ -151,6 +159,7 @@ class Metric:
     SECONDS_BUILD = "seconds/build"
     SECONDS_TRAIN = "seconds/train"
     SECONDS_EVALUATE = "seconds/evaluate"
+    SECONDS_DIAGNOSE = "seconds/diagnose"
     TOKENS = "tokens"
     BASELINE_BIGRAM = "baseline/bigram_loss"
     """On the parent: loss of the task's bigram model on the validation split."""
@@ -193,6 +202,8 @@ class Tag:
     """On the parent: URI of the study that steers the search, without credentials."""
     REPLACES = "assay.replaces"
     """On a trial trained again where that need not give the same numbers: the deleted run of the attempt before."""
+    WARNINGS = "assay.warnings"
+    """On a trial with diagnostics: what its last checkup found unusual, a line each; absent where nothing was."""
     NOTE = "mlflow.note.content"
 
 
@@ -216,6 +227,8 @@ class Artifact:
     REPORT = "report"
     SPEC = "spec.json"
     RESULT = "result.json"
+    DIAGNOSTICS = "diagnostics.json"
+    """On a trial with diagnostics: its checkups, a list."""
     MODEL = "model.safetensors"
     TRACEBACK = "last_lines.txt"
 
@@ -235,7 +248,11 @@ TERMINAL = {
 
 def to_plain(record: Any) -> dict[str, Any]:
     """A record as plain JSON data."""
-    return _listed(dataclasses.asdict(record))
+    plain: dict[str, Any] = _listed(dataclasses.asdict(record))
+    for one in dataclasses.fields(record):
+        if one.metadata.get(ADDED) and getattr(record, one.name) == one.default:
+            del plain[one.name]
+    return plain
 
 
 def _listed(value: Any) -> Any:
@@ -265,5 +282,6 @@ def result_from_plain(plain: dict[str, Any]) -> TrialResult:
             **plain,
             "status": Status(plain["status"]),
             "curve": tuple(Reading(**reading) for reading in plain["curve"]),
+            "checkups": tuple(checkup_from_plain(checkup) for checkup in plain.get("checkups", ())),
         }
     )

@@ -1,8 +1,10 @@
 """The parts of an experiment beside its space: plain frozen values, checked when the file is read."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from search_space.domains import Scalar
 
@@ -62,6 +64,13 @@ class SearchSpec:
     seed: int = 0
     population: int = 8
     """Points per generation of nsga2."""
+    diagnostics: bool = False
+    """Whether each trial's model is looked at on the way: attention, ranks, growth, gradients; warnings in words."""
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data; diagnostics only where they are asked for, so that searches without keep their identity."""
+        plain = dataclasses.asdict(self)
+        return plain if self.diagnostics else {key: value for key, value in plain.items() if key != "diagnostics"}
 
 
 @dataclass(frozen=True, kw_only=True)

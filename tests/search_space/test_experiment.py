@@ -16,6 +16,8 @@ from search_space.experiment import (
     Limits,
     SearchSpec,
     SizeTarget,
+    difference,
+    from_plain,
     preset_path,
     presets,
     read,
@@ -81,6 +83,16 @@ max_tokens: 1B
     )
     assert experiment.limits == Limits(max_params=2e6, max_flops_per_token=1e9, max_state_bytes=65536.0)
     assert (experiment.max_hours, experiment.max_tokens) == (1.5, 10**9)
+
+
+def test_diagnostics_belong_to_the_identity_only_of_searches_that_ask_for_them() -> None:
+    plain, asked = load(SMALL), load(SMALL, "search.diagnostics=true")
+    assert not plain.search.diagnostics
+    assert asked.search.diagnostics
+    assert "diagnostics" not in plain.identity()["search"]
+    assert load(SMALL, "search.diagnostics=false").identity() == plain.identity()
+    assert difference(plain.identity(), asked.identity()) == ["search.diagnostics: absent -> true"]
+    assert from_plain(asked.plain(), toy_space, TASKS).search == asked.search
 
 
 def test_a_size_target_takes_the_width_out_of_the_space() -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from search_space.checkup import Checkup
 from search_space.records import (
     Budget,
     Reading,
@@ -53,6 +54,27 @@ def test_a_spec_comes_back_from_json() -> None:
 
 def test_a_result_comes_back_from_json() -> None:
     assert result_from_plain(json.loads(json.dumps(to_plain(RESULT)))) == RESULT
+
+
+def test_fields_that_came_later_are_absent_from_plain_data_until_they_are_used() -> None:
+    assert "diagnostics" not in to_plain(SPEC)
+    assert "checkups" not in to_plain(RESULT)
+    asked = dataclasses.replace(SPEC, diagnostics=True)
+    assert asked.id != SPEC.id
+    assert spec_from_plain(json.loads(json.dumps(to_plain(asked)))) == asked
+
+
+def test_checkups_come_back_from_json() -> None:
+    checkup = Checkup(
+        tokens=1024,
+        metrics={"diagnostics/entropy": 1.5},
+        layers=({"rms": 1.0, "rank": 9.5, "dead_units": 0.0, "entropy": [1.0, 2.0]},),
+        gradients={"layer 1": {"query": 0.5}},
+        updates={},
+        warnings=("layer 1: 6 of 8 heads attend only to token 1",),
+    )
+    looked = dataclasses.replace(RESULT, checkups=(checkup,))
+    assert result_from_plain(json.loads(json.dumps(to_plain(looked)))) == looked
 
 
 def test_seeds_change_the_spec_but_not_the_point() -> None:
