@@ -288,6 +288,10 @@ class AbstractMixer:
     value_projection: ClassVar[bool] = False
     """Whether its module makes its values, and nothing else, by a linear map called `value`."""
 
+    def reach(self) -> int | None:
+        """Tokens that one layer lets a query see at most, itself included; None: every one before it."""
+        return None
+
     @abstractmethod
     def build(self, dims: Dims) -> MixerModule: ...
 
@@ -426,6 +430,8 @@ class AbstractPlacement:
     """Whether a norm precedes the output head."""
     additive: ClassVar[bool] = True
     """Whether a layer adds to the residual stream and otherwise leaves it as it is."""
+    norms_stream: ClassVar[bool] = False
+    """Whether the model's norm stands on the residual stream itself in some layer, and has to keep its scale."""
     embedding_norm: ClassVar[bool] = False
     """Whether a norm stands before the first layer."""
     uses_norm: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_space import space as spaces
 from search_space.canon import canonical_json
+from search_space.checkup import Checkup
 from search_space.domains import Scalar
 from search_space.records import Artifact, Metric, Reading, Stage, Tag, TrialResult, result_from_plain, to_plain
 
@@ -102,6 +103,11 @@ def finite_curve(curve: tuple[Reading, ...]) -> tuple[Reading, ...]:
 def result_json(result: TrialResult) -> str:
     """A result as JSON text; floats survive bit for bit."""
     return canonical_json(to_plain(dataclasses.replace(result, curve=finite_curve(result.curve))))
+
+
+def checkups_json(result: TrialResult) -> str:
+    """The checkups of a result as JSON text, a list."""
+    return canonical_json([to_plain(checkup) for checkup in result.checkups])
 
 
 def curve_of(text: str) -> tuple[Reading, ...]:
@@ -204,6 +210,14 @@ def parent_note(experiment: "Experiment", data: "TaskData") -> str:
     return cut_tag("\n".join(lines))
 
 
+def cautioned(resolved: "Resolved") -> dict[str, str]:
+    """The tag that says what is doubtful about a legal model; none where nothing is."""
+    from blocks.cautions import cautions
+
+    found = cautions(resolved.candidate.model)
+    return {Tag.CAUTIONS: cut_tag("\n".join(found))} if found else {}
+
+
 def child_note(search: str, number: int, stage: Stage, resolved: "Resolved") -> str:
     """What a reader of a trial's page wants to know first."""
     name = f"{search}/{number}" if stage == Stage.SEARCH else f"{search}/{stage}/{number}"
@@ -218,3 +232,9 @@ def child_note(search: str, number: int, stage: Stage, resolved: "Resolved") -> 
         f"`assay show {name}`, `assay replay {name}`, `assay export {name} --to FOLDER`",
     ]
     return cut_tag("\n".join(lines))
+
+
+def warned(note: str, checkup: Checkup) -> str:
+    """A trial's note with what its last checkup says."""
+    said = [f"- {words}" for words in (*checkup.warnings, *checkup.notes)] or ["- nothing unusual"]
+    return cut_tag("\n".join([note, "", f"diagnostics at {checkup.tokens:,} tokens", "", *said]))

@@ -141,6 +141,7 @@ class Tracker:
                 Tag.NOTE: rows.child_note(self._name, number, stage, resolved),
                 "mlflow.parentRunId": self._parent.run_id,
                 **({Tag.REPLACES: earlier.info.run_id} if earlier else {}),
+                **rows.cautioned(resolved),
                 **(tags or {}),
             },
             params=rows.trial_params(resolved.flat, spec.candidate),
@@ -148,6 +149,7 @@ class Tracker:
             stage=stage,
         )
         opened.costs = rows.costs(resolved.cost)
+        opened.note = rows.child_note(self._name, number, stage, resolved)
         opened.files.put_text(Artifact.SPEC, canonical_json(to_plain(spec)), keep=True)
         return opened.run_id
 
@@ -178,6 +180,7 @@ class Tracker:
         if result.last_lines:
             opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
         if result.status != Status.PREEMPTED:
+            opened.take_checkups(result, _now())
             for name, value in {**opened.costs, **result.metrics}.items():
                 opened.take(name, value, result.tokens, _now())
             opened.files.put_text(Artifact.RESULT, rows.result_json(result), keep=opened.before == result.status)

@@ -180,6 +180,8 @@ class Tag:
     """The generation in which a trial was proposed or a final planned; finals are numbered from 0 in each."""
     STATUS = "assay.status"
     REASON = "assay.reason"
+    CAUTIONS = "assay.cautions"
+    """On a trial whose model is legal but doubtful: why, a line each."""
     SPEC = "assay.spec_id"
     POINT = "assay.point_id"
     ARCH = "assay.arch_id"

@@ -98,6 +98,8 @@ class BlockLocal(AbstractMixer):
 
     kind: ClassVar[str] = "block_local"
     paper: ClassVar[str] = "Image Transformer, Parmar et al. 2018, section 3.3, arXiv:1802.05751"
+    proof: ClassVar[str] = "test_blocks_equal_attention_under_a_dense_mask"
+    reference: ClassVar[str] = "softmax attention under a dense mask"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     value_projection: ClassVar[bool] = True
 
@@ -106,6 +108,9 @@ class BlockLocal(AbstractMixer):
     head_dim: int = attention.head_dim_field()
     block: int = choice(8, 16, 32, 64, 128, default=16, help="tokens per block")
     earlier: int = choice(0, 1, 2, default=1, help="blocks before its own that a token sees; 0 keeps blocks apart")
+
+    def reach(self) -> int | None:
+        return (self.earlier + 1) * self.block
 
     def build(self, dims: Dims) -> MixerModule:
         return BlockLocalModule(d_model=dims.d_model, shape=self.head_shape(), block=self.block, earlier=self.earlier)

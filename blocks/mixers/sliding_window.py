@@ -29,6 +29,8 @@ class SlidingWindow(AbstractMixer):
         "Longformer: The Long-Document Transformer, Beltagy et al. 2020, arXiv:2004.05150; Mistral 7B, Jiang et al. "
         "2023, arXiv:2310.06825"
     )
+    proof: ClassVar[str] = "test_window_sees_the_keys_mistral_sees"
+    reference: ClassVar[str] = "transformers sliding_window_overlay"
     offers: ClassVar[frozenset[Hook]] = frozenset(Hook) - {Hook.PLACE}
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     packs: ClassVar[bool] = True
@@ -48,6 +50,9 @@ class SlidingWindow(AbstractMixer):
     sink: str = attention_options.sink_field()
     softcap: float = attention_options.softcap_field()
     memory: int = attention_options.memory_field()
+
+    def reach(self) -> int | None:
+        return self.window
 
     def build(self, dims: Dims) -> MixerModule:
         return heads.AttentionModule(

@@ -20,6 +20,8 @@ class Pre(AbstractPlacement):
 
     kind: ClassVar[str] = "pre"
     paper: ClassVar[str] = "On Layer Normalization in the Transformer Architecture, Xiong et al. 2020, arXiv:2002.04745"
+    proof: ClassVar[str] = "test_pre_and_post_equal_torch"
+    reference: ClassVar[str] = "torch nn.TransformerEncoderLayer"
     final_norm: ClassVar[bool] = True
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
@@ -48,8 +50,11 @@ class Post(AbstractPlacement):
 
     kind: ClassVar[str] = "post"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_pre_and_post_equal_torch"
+    reference: ClassVar[str] = "torch nn.TransformerEncoderLayer"
     final_norm: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    norms_stream: ClassVar[bool] = True
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, outer=norm.build(dims.d_model))
@@ -79,6 +84,8 @@ class Sandwich(AbstractPlacement):
     paper: ClassVar[str] = (
         "CogView: Mastering Text-to-Image Generation via Transformers, Ding et al. 2021, arXiv:2105.13290"
     )
+    proof: ClassVar[str] = "test_output_norm_and_sandwich_equal_transformers"
+    reference: ClassVar[str] = "transformers Gemma2DecoderLayer"
     final_norm: ClassVar[bool] = True
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
@@ -109,6 +116,8 @@ class Peri(AbstractPlacement):
     paper: ClassVar[str] = (
         "Peri-LN: Revisiting Layer Normalization in the Transformer Architecture, Kim et al. 2025, arXiv:2502.02732"
     )
+    proof: ClassVar[str] = "test_peri_is_sandwich_behind_a_norm_of_the_embedding"
+    reference: ClassVar[str] = "sandwich behind a norm of the embedding"
     final_norm: ClassVar[bool] = True
     embedding_norm: ClassVar[bool] = True
 
@@ -138,6 +147,8 @@ class Reordered(AbstractPlacement):
 
     kind: ClassVar[str] = "reordered"
     paper: ClassVar[str] = "2 OLMo 2 Furious, OLMo team 2024, section 3.2, arXiv:2501.00656"
+    proof: ClassVar[str] = "test_output_norm_and_sandwich_equal_transformers"
+    reference: ClassVar[str] = "transformers Olmo2DecoderLayer"
     final_norm: ClassVar[bool] = True
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
@@ -192,6 +203,8 @@ class Parallel(AbstractPlacement):
         "PaLM: Scaling Language Modeling with Pathways, Chowdhery et al. 2022, section 2, arXiv:2204.02311; two norms "
         "as in GPT-NeoX-20B, Black et al. 2022, section 2.1, arXiv:2204.06745"
     )
+    proof: ClassVar[str] = "test_parallel_adds_both_sublayers_of_one_norm"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
 
     norms: int = choice(1, 2, default=1, opt_in=True, neutral=1, help="whether both read one norm or each its own")

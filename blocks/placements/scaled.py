@@ -24,8 +24,11 @@ class DeepNorm(AbstractPlacement):
 
     kind: ClassVar[str] = "deepnorm"
     paper: ClassVar[str] = "DeepNet: Scaling Transformers to 1,000 Layers, Wang et al. 2022, eq. 1, arXiv:2203.00555"
+    proof: ClassVar[str] = "test_deepnorm_scales_the_stream_by_its_constants"
+    reference: ClassVar[str] = "its published constants, and post-norm of the scaled stream"
     final_norm: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    norms_stream: ClassVar[bool] = True
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
@@ -61,6 +64,8 @@ class LnScaling(AbstractPlacement):
 
     kind: ClassVar[str] = "ln_scaling"
     paper: ClassVar[str] = "The Curse of Depth in Large Language Models, Sun et al. 2025, eq. 7, arXiv:2502.05795"
+    proof: ClassVar[str] = "test_ln_scaling_is_pre_in_the_first_layer_and_fades_with_depth"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
 
     def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
@@ -89,6 +94,8 @@ class LayerScale(AbstractPlacement):
 
     kind: ClassVar[str] = "layerscale"
     paper: ClassVar[str] = "Going Deeper with Image Transformers, Touvron et al. 2021, eq. 6, arXiv:2103.17239"
+    proof: ClassVar[str] = "test_layerscale_scales_each_channel_of_each_branch_of_pre"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
 
     start: float = choice(
@@ -123,6 +130,8 @@ class ReZero(AbstractPlacement):
     paper: ClassVar[str] = (
         "ReZero is All You Need: Fast Convergence at Large Depth, Bachlechner et al. 2020, eq. 1, arXiv:2003.04887"
     )
+    proof: ClassVar[str] = "test_rezero_adds_branches_of_the_bare_stream_times_a_scalar"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = False
     uses_norm: ClassVar[bool] = False
     opens_later: ClassVar[bool] = True
@@ -155,6 +164,8 @@ class NoNorm(AbstractPlacement):
     paper: ClassVar[str] = (
         "Improving Transformer Optimization Through Better Initialization, Huang et al. 2020 (ICML), section 3.2"
     )
+    proof: ClassVar[str] = "test_without_norms_branches_read_and_join_the_stream_as_it_is"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = False
     uses_norm: ClassVar[bool] = False
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM})
@@ -187,6 +198,8 @@ class Fixup(AbstractPlacement):
     paper: ClassVar[str] = (
         "Fixup Initialization: Residual Learning Without Normalization, Zhang et al. 2019, section 3, arXiv:1901.09321"
     )
+    proof: ClassVar[str] = "test_without_norms_branches_read_and_join_the_stream_as_it_is"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = False
     uses_norm: ClassVar[bool] = False
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM, Trait.BRANCH_BIASES})

@@ -30,6 +30,8 @@ class SubLn(AbstractPlacement):
 
     kind: ClassVar[str] = "sub_ln"
     paper: ClassVar[str] = "Foundation Transformers (Magneto), Wang et al. 2022, section 2.1, arXiv:2210.06423"
+    proof: ClassVar[str] = "test_sub_ln_norms_what_enters_both_output_maps"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.INNER_NORMS})
     reaches: ClassVar[frozenset[Role]] = frozenset({Role.MIXER_OUT, Role.FFN_OUT})
@@ -63,6 +65,8 @@ class NormFormer(AbstractPlacement):
         "NormFormer: Improved Transformer Pretraining with Extra Normalization, Shleifer et al. 2021, section 3, "
         "arXiv:2110.09456, without its scaling of heads"
     )
+    proof: ClassVar[str] = "test_without_their_inner_norms_sub_ln_and_normformer_are_pre"
+    reference: ClassVar[str] = "pre-norm, which it is without its inner norms"
     final_norm: ClassVar[bool] = True
     reaches: ClassVar[frozenset[Role]] = frozenset({Role.FFN_OUT})
 
@@ -88,8 +92,11 @@ class HybridNorm(AbstractPlacement):
 
     kind: ClassVar[str] = "hybridnorm"
     paper: ClassVar[str] = "HybridNorm, Zhuo et al. 2025, eq. 6 and 7, arXiv:2503.04598"
+    proof: ClassVar[str] = "test_hybridnorm_norms_queries_keys_and_values_and_the_stream_before_the_ffn"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    norms_stream: ClassVar[bool] = True
     reaches: ClassVar[frozenset[Role]] = frozenset({Role.QUERY, Role.KEY, Role.VALUE})
 
     def build(
@@ -116,8 +123,11 @@ class MixLn(AbstractPlacement):
         "Mix-LN: Unleashing the Power of Deeper Layers by Combining Pre-LN and Post-LN, Li et al. 2024, section 3, "
         "arXiv:2412.13795"
     )
+    proof: ClassVar[str] = "test_mix_ln_is_post_first_and_pre_after"
+    reference: ClassVar[str] = "layers of post and of pre"
     final_norm: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    norms_stream: ClassVar[bool] = True
 
     post_share: float = choice(0.25, 0.5, default=0.25, help="share of the layers, the first ones, that are post-norm")
 
@@ -169,6 +179,8 @@ class Macaron(AbstractPlacement):
         "Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View, Lu et al. 2019, "
         "eq. 13, arXiv:1906.02762"
     )
+    proof: ClassVar[str] = "test_macaron_is_half_an_ffn_the_mixer_and_half_an_ffn"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
     ffns: ClassVar[int] = 2
 
@@ -247,6 +259,8 @@ class Ngpt(AbstractPlacement):
         "nGPT: Normalized Transformer with Representation Learning on the Hypersphere, Loshchilov et al. 2024, eq. 10 "
         "and 11, arXiv:2410.01131, without its normalised weights"
     )
+    proof: ClassVar[str] = "test_ngpt_stays_on_the_unit_sphere"
+    reference: ClassVar[str] = "the unit sphere"
     final_norm: ClassVar[bool] = True
     additive: ClassVar[bool] = False
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from blocks.cautions import cautions
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, rebuild, resolve
 from runners.commands.reading import read_experiment
@@ -37,6 +38,7 @@ def _facts(experiment: Experiment, samples: int) -> dict[str, Any]:
     rng = random.Random(seed_from("check", experiment.search.seed))
     legal: list[Resolved] = []
     refusals: Counter[str] = Counter()
+    doubts: Counter[str] = Counter()
     started = time.perf_counter()
     drawn = 0
     points = size(experiment.space)
@@ -44,6 +46,7 @@ def _facts(experiment: Experiment, samples: int) -> dict[str, Any]:
         drawn += 1
         try:
             legal.append(resolve(random_point(experiment.space, rng), experiment, shape))
+            doubts.update(cautions(legal[-1].candidate.model))
         except InfeasibleArchitecture as error:
             refusals[str(error)] += 1
     facts: dict[str, Any] = {
@@ -53,6 +56,7 @@ def _facts(experiment: Experiment, samples: int) -> dict[str, Any]:
         "sampled": drawn,
         "legal_and_inside_budget": len(legal) / drawn,
         "refusals": dict(refusals.most_common(5)),
+        "cautions": dict(doubts.most_common(5)),
     }
     if legal:
         legal.sort(key=lambda resolved: resolved.cost.params)
@@ -109,6 +113,7 @@ def _text(experiment: Experiment, facts: dict[str, Any]) -> str:
         "the rest is redrawn, never stored",
     ]
     lines += [f"                  refused {count}x: {reason}" for reason, count in facts["refusals"].items()]
+    lines += [f"  caution         {count}x: {caution}" for caution, count in facts["cautions"].items()]
     for name in ("cheapest", "dearest"):
         if name in facts:
             model = facts[name]

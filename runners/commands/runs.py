@@ -136,6 +136,7 @@ def _run_text(entry: dict[str, Any]) -> str:
     ]
     if entry["reason"]:
         lines.append(f"  reason   {entry['reason']}")
+    lines += [f"  caution  {caution}" for caution in entry["tags"].get(Tag.CAUTIONS, "").splitlines()]
     for heading, values in (("result and cost", entry["metrics"]), ("parameters", entry["params"])):
         lines.append(f"  {heading}")
         width = max((len(key) for key in values), default=0)
