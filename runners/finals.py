@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, resolve
-from runners.dispatch import AbstractSource
+from runners.engine import AbstractSource, Job
 from runners.generations import study_name
 from runners.ledger import Entry, Ledger
-from runners.local_engine import Job
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
 from runners.study import Study

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from runners.dispatch import dispatch
+from runners.engine import AbstractEngine, AbstractSource, Ended, EngineError, Event, Interrupts, Job, Progressed
 from runners.worker import decode_event, encode
-from search_space.errors import WorkError
-from search_space.records import Reading, Status, TrialResult, TrialSpec, to_plain
+from search_space.records import Reading, Status, TrialResult, to_plain
 
 GRACE_SECONDS = 10.0
 """How long after its own limit a trial may still answer before its worker is killed."""
@@ -26,39 +26,6 @@ MOST_FAILED_STARTS = 3
 LAST_LINES = 25
 _NO_SIGNAL = socket.MSG_NOSIGNAL if sys.platform == "linux" else 0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
-class EngineError(WorkError):
-    """Workers cannot be started at all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One trial to run; `key` is its owner's business."""
-
-    key: int
-    spec: TrialSpec
-    test: bool = False
-    weights: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progressed:
-    """A running trial reports; it waits for `decide`."""
-
-    key: int
-    reading: Reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A trial is over."""
-
-    key: int
-    result: TrialResult
-
-
-Event = Progressed | Ended
 
 
 @dataclass
@@ -79,7 +46,7 @@ class _Worker:
     curve: list[Reading] = field(default_factory=list)
 
 
-class LocalEngine:
+class LocalEngine(AbstractEngine):
     """Up to `jobs` trials at a time. A trial that crashes, hangs or is killed ends alone; the others go on."""
 
     def __init__(
@@ -96,11 +63,8 @@ class LocalEngine:
         self._failed_starts = 0
         self._count = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+    def drive(self, source: AbstractSource, interrupts: Interrupts) -> bool:
+        return dispatch(self, source, interrupts)
 
     @property
     def busy(self) -> int:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runners.dispatch import AbstractSource, Interrupts, dispatch
+from runners.engine import AbstractSource, Interrupts, Job
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
 from runners.ledger import Entry
-from runners.local_engine import Job, LocalEngine
+from runners.local_engine import LocalEngine
 from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
@@ -91,11 +91,11 @@ def run_search(
                 ) as engine,
             ):
                 source.catch_up()
-                whole = dispatch(engine, source, interrupts)
+                whole = engine.drive(source, interrupts)
                 source.show(now=True)
                 if whole:
                     finals.deadline = source.deadline
-                    dispatch(engine, finals, interrupts)
+                    engine.drive(finals, interrupts)
                     finals.show(now=True)
                 engine.stop()
                 source.cut_off(interrupts.asked or "max_hours")

@@ -25,13 +25,19 @@ def write_candidate(point: Mapping[str, Scalar], plain: Mapping[str, Any], *, na
         "budget": plain["budget"],
         **space,
         "search": {"sampler": "random", "trials": 1, "seed": plain["search"]["seed"]},
-        "engine": plain["engine"],
+        "engine": _engine(plain["engine"]),
     }
     if plain["limits"]:
         written["limits"] = {limit: int(value) for limit, value in plain["limits"].items()}
     if plain["blocks"]:
         written["blocks"] = plain["blocks"]
     return HEADER + yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _engine(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine in the language of files."""
+    written = {key: value for key, value in plain.items() if key not in ("cpus", "gpus")}
+    return {**written, "resources": {"cpu": plain["cpus"], "gpu": plain["gpus"]}}
 
 
 def _narrowing(nested: Any) -> Any:

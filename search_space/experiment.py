@@ -95,7 +95,8 @@ class Experiment:
         plain = self.plain()
         for key in ("name", "description", "text", "overrides", "max_hours", "max_tokens", "full"):
             del plain[key]
-        del plain["search"]["trials"], plain["final"]["seeds"], plain["engine"]["jobs"]
+        del plain["search"]["trials"], plain["final"]["seeds"]
+        plain["engine"] = self.engine.decides()
         plain["space"] = described(self.space)
         return plain
 

@@ -177,13 +177,26 @@ def _limits(top: Section) -> Limits:
 
 def _engine(top: Section) -> EngineSpec:
     default = EngineSpec()
-    section = top.section("engine", ("jobs", "device", "dtype", "threads", "deterministic"))
+    numbers = ("jobs", "threads", "retries", "checkpoint_tokens", "disk_bytes")
+    section = top.section(
+        "engine", ("kind", *numbers, "resources", "gpus_per_trial", "device", "dtype", "deterministic")
+    )
+    resources = section.section("resources", ("cpu", "gpu"))
+    gpus = resources.take("gpu", values.real(high=1024.0), default.gpus)
+    if section.has("gpus_per_trial") and resources.has("gpu"):
+        section.faults.add("engine.gpus_per_trial", "says the same as engine.resources.gpu; keep one of them")
     return EngineSpec(
+        kind=section.take("kind", values.one_of("engine", settings.ENGINES), default.kind),
         jobs=section.take("jobs", values.count(high=4096), default.jobs),
+        cpus=resources.take("cpu", values.real(high=1024.0), default.cpus),
+        gpus=float(section.take("gpus_per_trial", values.count(low=0, high=1024), gpus)),
         device=section.take("device", values.one_of("device", settings.DEVICES), default.device),
         dtype=section.take("dtype", values.one_of("dtype", settings.DTYPES), default.dtype),
         threads=section.take("threads", values.count(high=1024), default.threads),
         deterministic=section.take("deterministic", values.flag, default.deterministic),
+        retries=section.take("retries", values.count(low=0, high=100), default.retries),
+        checkpoint_tokens=section.take("checkpoint_tokens", values.count(low=0), default.checkpoint_tokens),
+        disk_bytes=section.take("disk_bytes", values.count(low=2**20), default.disk_bytes),
     )
 
 

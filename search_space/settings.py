@@ -13,6 +13,7 @@ MEASURES = ("params", "active_params", "body_params", "flops_per_token")
 OBJECTIVES = ("loss", "params", "flops_per_token", "state_bytes_per_token", "tokens_per_second")
 SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2")
 PRUNERS = ("none", "asha", "median")
+ENGINES = ("local", "ray")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -77,11 +78,28 @@ class SearchSpec:
 class EngineSpec:
     """Where and how trials run."""
 
+    kind: str = "local"
+    """'local': worker processes of this machine; 'ray': Ray Tune places trials, here or on a cluster."""
     jobs: int = 1
+    """Trials at a time, at most."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    """What one trial asks Ray for; shares such as 0.25 let trials share a device."""
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
     deterministic: bool = True
+    retries: int = 0
+    """How often a trial that failed, by a crash or an error, is run again before it counts as failed."""
+    checkpoint_tokens: int = 0
+    """Training tokens between two checkpoints of a trial; 0: at readings, when the last is half a minute old."""
+    disk_bytes: int = 20 * 2**30
+    """What checkpoints and weights of the whole search may take; the best stay."""
+
+    def decides(self) -> dict[str, object]:
+        """What a trial's numbers depend on."""
+        names = ("device", "dtype", "threads", "deterministic")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from studied import ok, opened
 
+from runners.engine import Job
 from runners.finals import Finals
 from runners.ledger import Entry
-from runners.local_engine import Job
 from runners.progress import Progress
 from runners.recorder import Recorder
 from runners.study import Study

@@ -14,7 +14,8 @@ from studied import FINITE, experiment
 
 from runners import local_engine
 from runners.candidate import make_spec, resolve
-from runners.local_engine import Ended, EngineError, Job, LocalEngine, Progressed
+from runners.engine import Ended, EngineError, Job, Progressed
+from runners.local_engine import LocalEngine
 from runners.tasks import task_from_plain
 from search_space.records import Seeds, Status, TrialResult, TrialSpec
 from search_space.space import default_point
@@ -162,7 +163,8 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from search_space.records import spec_from_plain
 import json
-from runners.local_engine import Job, LocalEngine
+from runners.engine import Job
+from runners.local_engine import LocalEngine
 engine = LocalEngine(jobs=1, data=Path({data!r}), folder=Path({folder!r}))
 engine.start(Job(key=0, spec=spec_from_plain(json.loads(sys.stdin.readline()))))
 while "hang" not in Path({folder!r}, "worker-0.log").read_text():

@@ -1,0 +1,111 @@
+"""What drives trials, wherever they run: a driver's view of an engine, and what engine and driver tell each other."""
+
+import signal
+import threading
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from search_space.errors import WorkError
+from search_space.records import Reading, TrialResult, TrialSpec
+
+
+class EngineError(WorkError):
+    """Trials cannot be started at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One attempt at a trial; `key` is its owner's business."""
+
+    key: int
+    spec: TrialSpec
+    test: bool = False
+    weights: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progressed:
+    """A running trial reports; it waits for an answer."""
+
+    key: int
+    reading: Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """An attempt is over. A result that is PREEMPTED says that its process or machine was taken away."""
+
+    key: int
+    result: TrialResult
+
+
+Event = Progressed | Ended
+
+
+class AbstractSource:
+    """Where trials come from and where their results go."""
+
+    @abstractmethod
+    def next(self) -> Job | None:
+        """A trial to start now; None when there is none, for now (while others run) or for good."""
+
+    @abstractmethod
+    def report(self, key: int, reading: Reading) -> bool:
+        """Decide on a reading; False when the trial is to be pruned. The trial waits meanwhile."""
+
+    @abstractmethod
+    def follow(self, key: int, reading: Reading) -> None:
+        """Show a reading that was decided on; the trial no longer waits."""
+
+    @abstractmethod
+    def finish(self, key: int, result: TrialResult) -> None:
+        """Take a result."""
+
+    @abstractmethod
+    def tick(self) -> bool:
+        """Called about twice a second and after every event; False to cut off what runs, as when time is up."""
+
+
+class Interrupts:
+    """Turns the first Ctrl-C or SIGTERM into a wish that the loop honours within a second, the second into an end."""
+
+    def __init__(self) -> None:
+        self.asked = ""
+        """Name of the signal that asked for an end; empty while none has."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+
+
+class AbstractEngine:
+    """Runs trials of a source, a bounded number at a time; leaving its context ends every trial."""
+
+    @abstractmethod
+    def drive(self, source: AbstractSource, interrupts: Interrupts) -> bool:
+        """Run the source's trials; False when it was cut off, and then trials may still be running."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End every trial that runs; nothing more is heard of them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
