@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 export MLFLOW_DISABLE_TELEMETRY := true
 export OMP_NUM_THREADS := 1
 
-.PHONY: search test slow lint check findings dashboard lock clean
+.PHONY: search test slow lint check docs findings dashboard lock clean
 
 search: $(READY)
 	@"$(BIN)/assay" search quickstart
@@ -27,6 +27,10 @@ lint: $(READY)
 	"$(BIN)/lint-imports"
 
 check: lint test
+
+docs: $(READY)
+	@"$(BIN)/assay" blocks --markdown docs/blocks.md
+	ASSAY_WRITE_DOCS=1 "$(BIN)/python" -m pytest -q tests/blocks
 
 findings: $(READY)
 	@"$(BIN)/python" benchmarks/findings.py $(ARGS)

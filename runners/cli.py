@@ -36,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
 
     blocks = command("blocks", "every registered variant: meaning, paper, fields and domains, hooks")
     blocks.add_argument("--family", default="", help="one family only, such as mixer or position")
+    blocks.add_argument("--html", default="", metavar="FILE", help="write one HTML page instead")
+    blocks.add_argument("--markdown", default="", metavar="FILE", help="write Markdown tables instead")
     _json(blocks)
 
     check = command("check", "validate an experiment; train nothing")

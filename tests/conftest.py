@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from jaxtyping import install_import_hook
+from reference_table import compared, pytest_configure
+
+__all__ = ["compared", "pytest_configure"]
 
 install_import_hook("blocks", "shape_checks.checked")
 

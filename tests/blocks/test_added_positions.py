@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from placed import BOTH, DIMS, LONG, SHAPE, draw, filled
+from reference_table import Compare
 from torch import nn
 
 from blocks import cost
@@ -39,14 +40,23 @@ def interp(rows: int = 64) -> LearnedInterpModule:
 
 @pytest.mark.parametrize("width", [3, 5, 7])
 @pytest.mark.parametrize("length", [1, 2, 37])
-def test_conditional_positions_equal_a_depthwise_convolution_with_zeros_outside(width: int, length: int) -> None:
+def test_conditional_positions_equal_a_depthwise_convolution_with_zeros_outside(
+    compared: Compare, width: int, length: int
+) -> None:
     x = draw(2, length, D)
     for dims, pads in ((DIMS, (width - 1, 0)), (BOTH, (width // 2, width // 2))):
         position = conditional(width, dims)
         theirs = nn.Conv1d(D, D, width, groups=D, bias=False).double()
         theirs.weight.data = position.kernel.data[:, None]
         expected = x + theirs(nn.functional.pad(x.transpose(1, 2), pads)).transpose(1, 2)
-        torch.testing.assert_close(position.embed(x), expected, rtol=1e-12, atol=1e-12)
+        compared(
+            "position.conditional",
+            "torch nn.Conv1d(groups=channels)",
+            position.embed(x),
+            expected,
+            rtol=1e-12,
+            atol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("dims", [DIMS, BOTH], ids=["causal", "bidirectional"])

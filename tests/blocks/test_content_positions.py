@@ -8,6 +8,7 @@ import pytest
 import torch
 from einops import rearrange
 from placed import BOTH, DIMS, LENGTH, SHAPE, filled, logits, past, queries_and_keys
+from reference_table import Compare
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -113,7 +114,7 @@ def test_transformer_xl_is_its_four_terms() -> None:
     torch.testing.assert_close(visible(logits(position, q, grouped)), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_transformer_xl_equals_xlnet_in_both_directions() -> None:
+def test_transformer_xl_equals_xlnet_in_both_directions(compared: Compare) -> None:
     shape = dataclasses.replace(SHAPE, kv_heads=4)
     position = filled(TransformerXL().build(BOTH, shape))
     assert isinstance(position, TransformerXLModule)
@@ -126,7 +127,14 @@ def test_transformer_xl_equals_xlnet_in_both_directions() -> None:
     q_first, k_first = q.transpose(0, 1), k.transpose(0, 1)
     _, weights = theirs.rel_attn_core(q_first, k_first, k_first, keys, output_attentions=True)
     ours = logits(position, q, k).softmax(-1)
-    torch.testing.assert_close(rearrange(weights, "t s b h -> b h t s"), ours, rtol=1e-10, atol=1e-12)
+    compared(
+        "position.transformer_xl",
+        "transformers XLNetRelativeAttention",
+        ours,
+        rearrange(weights, "t s b h -> b h t s"),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 def test_open_gates_count_every_token_so_that_contextual_positions_are_learned_distances() -> None:
@@ -148,7 +156,7 @@ def test_half_open_gates_read_between_two_vectors_and_far_counts_read_the_last()
 
 
 @pytest.mark.parametrize("farthest", [16, 32])
-def test_contextual_positions_equal_x_transformers(farthest: int) -> None:
+def test_contextual_positions_equal_x_transformers(compared: Compare, farthest: int) -> None:
     position = filled(Cope(farthest=farthest).build(DIMS, SHAPE))
     assert isinstance(position, CopeModule)
     q, k = queries_and_keys()
@@ -158,12 +166,12 @@ def test_contextual_positions_equal_x_transformers(farthest: int) -> None:
     expected = theirs(q.transpose(1, 2), masked)
     ours = position.content_bias(q, k)
     assert ours is not None
-    torch.testing.assert_close(visible(ours), visible(expected), rtol=1e-10, atol=1e-10)
+    compared("position.cope", "x-transformers CoPE", visible(ours), visible(expected), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("span", [8, 64])
 @pytest.mark.parametrize("dims", [DIMS, BOTH], ids=["causal", "bidirectional"])
-def test_disentangled_attention_equals_deberta(span: int, dims: Dims) -> None:
+def test_disentangled_attention_equals_deberta(compared: Compare, span: int, dims: Dims) -> None:
     shape = dataclasses.replace(SHAPE, heads=2, kv_heads=2)
     position = filled(Disentangled(span=span).build(dims, shape))
     assert isinstance(position, DisentangledModule)
@@ -185,7 +193,14 @@ def test_disentangled_attention_equals_deberta(span: int, dims: Dims) -> None:
     hidden = torch.finfo(torch.float64).min
     ours = logits(position, q, k).masked_fill(~mask.bool(), hidden).softmax(-1)
     # Theirs takes sqrt(3 K) in float32.
-    torch.testing.assert_close(weights, ours, rtol=1e-6, atol=1e-7)
+    compared(
+        "position.disentangled",
+        "transformers DisentangledSelfAttention of DeBERTa v2",
+        ours,
+        weights,
+        rtol=1e-6,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize("config", ALL)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from drawn_heads import BATCH, heads, with_gradients
 from fla_naive import fla_naive
+from reference_table import Compare
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -121,38 +122,67 @@ def test_one_key_again_and_again_stays_exact() -> None:
     assert (_CHOSEN(*inputs).double() - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
-def test_no_decay_equals_the_delta_rule_of_flash_linear_attention() -> None:
+def test_no_decay_equals_the_delta_rule_of_flash_linear_attention(compared: Compare) -> None:
     q, k, v, beta, g = drawn_rule(64, 1, dtype=torch.float32)
     naive = fla_naive("delta_rule")
     ours = _CHOSEN(q * 8**-0.5, k, v, beta, 0 * g)
     theirs = [x.transpose(1, 2) for x in (q, k, v, beta)]
     for form in (naive.delta_rule_recurrence, naive.delta_rule_chunkwise):
-        torch.testing.assert_close(ours, form(*theirs)[0].transpose(1, 2), rtol=1e-4, atol=1e-5)
+        compared(
+            "mixer.deltanet",
+            f"flash-linear-attention {form.__name__}",
+            ours,
+            form(*theirs)[0].transpose(1, 2),
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("length", [1, 63, 100])
-def test_decays_per_head_equal_flash_linear_attention_and_qwen3_next(length: int) -> None:
+def test_decays_per_head_equal_flash_linear_attention_and_qwen3_next(compared: Compare, length: int) -> None:
     q, k, v, beta, g = drawn_rule(length, 1, dtype=torch.float32)
     naive = fla_naive("gated_delta_rule")
     ours = _CHOSEN(q * 8**-0.5, k, v, beta, g)
-    theirs = (
-        naive.naive_recurrent_gated_delta_rule(q, k, v, beta, g[..., 0])[0],
-        naive.naive_chunk_gated_delta_rule(q, k, v, g[..., 0], beta)[0],
-        torch_recurrent_gated_delta_rule(q, k, v, g[..., 0], beta, None, False)[0],
-        torch_chunk_gated_delta_rule(q, k, v, g[..., 0], beta)[0],
-    )
-    for other in theirs:
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    theirs = {
+        "flash-linear-attention naive_recurrent_gated_delta_rule": naive.naive_recurrent_gated_delta_rule(
+            q, k, v, beta, g[..., 0]
+        ),
+        "flash-linear-attention naive_chunk_gated_delta_rule": naive.naive_chunk_gated_delta_rule(
+            q, k, v, g[..., 0], beta
+        ),
+        "transformers torch_recurrent_gated_delta_rule of Qwen3-Next": torch_recurrent_gated_delta_rule(
+            q, k, v, g[..., 0], beta, None, False
+        ),
+        "transformers torch_chunk_gated_delta_rule of Qwen3-Next": torch_chunk_gated_delta_rule(
+            q, k, v, g[..., 0], beta
+        ),
+    }
+    for name, (other, *_) in theirs.items():
+        compared("mixer.gated_deltanet", name, ours, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [63, 128])
-def test_decays_per_channel_equal_kda_of_flash_linear_attention(length: int) -> None:
+def test_decays_per_channel_equal_kda_of_flash_linear_attention(compared: Compare, length: int) -> None:
     q, k, v, beta, g = drawn_rule(length, 8, dtype=torch.float32)
     naive = fla_naive("kda")
     ours = _CHOSEN(q * 8**-0.5, k, v, beta, g)
-    torch.testing.assert_close(ours, naive.naive_recurrent_kda(q, k, v, g, beta)[0], rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.kda",
+        "flash-linear-attention naive_recurrent_kda",
+        ours,
+        naive.naive_recurrent_kda(q, k, v, g, beta)[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
     if length % 64 == 0:
-        torch.testing.assert_close(ours, naive.naive_chunk_kda(q, k, v, g, beta)[0], rtol=1e-4, atol=1e-5)
+        compared(
+            "mixer.kda",
+            "flash-linear-attention naive_chunk_kda",
+            ours,
+            naive.naive_chunk_kda(q, k, v, g, beta)[0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 def test_the_state_is_float32_under_bfloat16_values() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_table import Compare
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,14 +36,14 @@ PLAIN = {"relu": F.relu, "gelu": F.gelu, "silu": lambda x: x * x.sigmoid(), "rel
 GATED = {"geglu": F.gelu, "swiglu": F.silu, "glu": torch.sigmoid, "bilinear": lambda x: x, "reglu": F.relu}
 
 
-def test_swiglu_equals_llama() -> None:
+def test_swiglu_equals_llama(compared: Compare) -> None:
     ours = Swiglu().build(DIMS)
     llama = LlamaMLP(LlamaConfig(hidden_size=24, intermediate_size=64, num_attention_heads=4))
     with torch.no_grad():
         for theirs, mine in ((llama.gate_proj, ours.w_gate), (llama.up_proj, ours.w_in), (llama.down_proj, ours.w_out)):
             assert isinstance(mine, nn.Linear)
             theirs.weight.copy_(mine.weight)
-    torch.testing.assert_close(ours(X), llama(X))
+    compared("ffn.swiglu", "transformers LlamaMLP", ours(X), llama(X))
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -64,7 +65,7 @@ def test_every_form_here_is_covered_by_a_definition() -> None:
     assert set(DENSE) == set(PLAIN) | set(GATED) | {"clamped_swiglu"}
 
 
-def test_clamped_swiglu_equals_gpt_oss() -> None:
+def test_clamped_swiglu_equals_gpt_oss(compared: Compare) -> None:
     ours = ClampedSwigluConfig().build(DIMS)
     config = GptOssConfig(hidden_size=24, intermediate_size=64, num_local_experts=1, num_experts_per_tok=1)
     theirs = GptOssExperts(config)
@@ -78,7 +79,7 @@ def test_clamped_swiglu_equals_gpt_oss() -> None:
     inner = ours.w_gate(x)
     assert inner.max() > 7, "some gates are clamped"
     expected = theirs(x, torch.zeros(10, 1, dtype=torch.int64), torch.ones(10, 1))
-    torch.testing.assert_close(ours(x[None])[0], expected)
+    compared("ffn.clamped_swiglu", "transformers GptOssExperts", ours(x[None])[0], expected)
 
 
 def test_clamped_swiglu_without_offset_and_below_its_limit_is_a_swish_gate() -> None:
@@ -94,7 +95,7 @@ def test_bilinear_is_exactly_quadratic() -> None:
 
 
 @pytest.mark.parametrize(("kind", "flags"), [("silu", {"swish": True}), ("swiglu", {"swish": True, "glu": True})])
-def test_forms_equal_x_transformers(kind: str, flags: dict[str, bool]) -> None:
+def test_forms_equal_x_transformers(compared: Compare, kind: str, flags: dict[str, bool]) -> None:
     ours = FFNS[kind]().build(DIMS)
     theirs = FeedForward(24, mult=64 / 24, no_bias=True, **flags)
     first = theirs.ff[0].proj if "glu" in flags else theirs.ff[0][0]
@@ -104,7 +105,7 @@ def test_forms_equal_x_transformers(kind: str, flags: dict[str, bool]) -> None:
         if first.bias is not None:
             first.bias.zero_()
         theirs.ff[-1].weight.copy_(ours.w_out.weight)
-    torch.testing.assert_close(ours(X), theirs(X))
+    compared(f"ffn.{kind}", "x-transformers FeedForward", ours(X), theirs(X))
 
 
 def test_without_an_ffn_a_layer_is_its_mixer_and_has_no_second_norm(small: Callable[..., ModelConfig]) -> None:

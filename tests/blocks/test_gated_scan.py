@@ -6,6 +6,7 @@ import pytest
 import torch
 from drawn_heads import BATCH, heads, with_gradients
 from fla_naive import fla_naive
+from reference_table import Compare
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -111,25 +112,46 @@ def test_a_clean_slate_costs_no_digits_afterwards(channels: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 63, 100])
-def test_retention_equals_flash_linear_attention(length: int) -> None:
+def test_retention_equals_flash_linear_attention(compared: Compare, length: int) -> None:
     q, k, v = heads(length)
     theirs = fla_naive("retention").naive_retention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     log_decay = torch.log1p(-(2.0 ** (-5 - torch.arange(4.0))))[None, None, :, None].expand(BATCH, length, 4, 1)
-    torch.testing.assert_close(_CHOSEN(q * 8**-0.5, k, v, log_decay), theirs, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.retention",
+        "flash-linear-attention naive_retention",
+        _CHOSEN(q * 8**-0.5, k, v, log_decay),
+        theirs,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
-def test_decays_per_head_equal_simple_gla_of_flash_linear_attention() -> None:
+def test_decays_per_head_equal_simple_gla_of_flash_linear_attention(compared: Compare) -> None:
     q, k, v, g = scanned(100, 1, dtype=torch.float32)
     naive = fla_naive("simple_gla")
     ours = _CHOSEN(q * 8**-0.5, k, v, g)
     for theirs in (naive.naive_recurrent_simple_gla, naive.naive_parallel_simple_gla, naive.naive_chunk_simple_gla):
-        torch.testing.assert_close(ours, theirs(q, k, v, g[..., 0])[0], rtol=1e-4, atol=1e-5)
+        compared(
+            "mixer.mamba2",
+            f"flash-linear-attention {theirs.__name__}",
+            ours,
+            theirs(q, k, v, g[..., 0])[0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
-def test_decays_per_channel_equal_gla_of_flash_linear_attention() -> None:
+def test_decays_per_channel_equal_gla_of_flash_linear_attention(compared: Compare) -> None:
     q, k, v, g = scanned(100, 8, dtype=torch.float32)
     theirs, _ = fla_naive("gla").naive_recurrent_gla(q, k, v, g)
-    torch.testing.assert_close(_CHOSEN(q * 8**-0.5, k, v, g), theirs, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.gla",
+        "flash-linear-attention naive_recurrent_gla",
+        _CHOSEN(q * 8**-0.5, k, v, g),
+        theirs,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_the_state_is_float32_under_bfloat16_values() -> None:

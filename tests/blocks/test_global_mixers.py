@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, SMALL_WINDOW, build, decode, draw, drawn
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -140,7 +141,7 @@ def test_longformer_with_global_tokens_only_is_softmax_attention_by_their_projec
     torch.testing.assert_close(module(x, PLAIN, Context()), twin(x, PLAIN, Context()), rtol=1e-5, atol=1e-5)
 
 
-def test_longformer_as_an_encoder_equals_transformers() -> None:
+def test_longformer_as_an_encoder_equals_transformers(compared: Compare) -> None:
     """Theirs counts the window on both sides: eight there is five here, the token itself included."""
     mixer = dataclasses.replace(LONGFORMER, kv_heads=3, queries_per_kv=1)
     module = encoder(mixer)
@@ -157,7 +158,14 @@ def test_longformer_as_an_encoder_equals_transformers() -> None:
         x, attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=True
     )[0]
     expected = module.get_submodule("out")(mixed)
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.longformer",
+        "transformers LongformerSelfAttention",
+        module(x, PLAIN, Context()),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("first", [1, 64])
@@ -276,7 +284,7 @@ def test_segments_share_out_the_live_tokens(count: int) -> None:
     assert (share[0] > 0).sum(0).max() - (share[0] > 0).sum(0)[share.any(1)[0]].min() <= 1
 
 
-def test_nystrom_equals_transformers() -> None:
+def test_nystrom_equals_transformers(compared: Compare) -> None:
     """Theirs starts its iteration from the largest sum of all rows and heads; one row of one head leaves no choice."""
     mixer = dataclasses.replace(NYSTROM, kv_heads=1, queries_per_kv=1)
     module = encoder(mixer)
@@ -290,7 +298,14 @@ def test_nystrom_equals_transformers() -> None:
     theirs.query, theirs.key, theirs.value = (Fixed(rows[:, :, 0]) for rows in (q, k, v))
     mixed = theirs(torch.zeros(1, 24, 8))[0]
     expected = module.get_submodule("out")(mixed)
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-3, atol=1e-4)
+    compared(
+        "mixer.nystrom",
+        "transformers NystromformerSelfAttention",
+        module(x, PLAIN, Context()),
+        expected,
+        rtol=1e-3,
+        atol=1e-4,
+    )
 
 
 class Fixed(torch.nn.Module):

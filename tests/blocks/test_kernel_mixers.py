@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from fla_naive import fla_naive
+from reference_table import Compare
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -124,14 +125,21 @@ def test_taylor_features_multiply_to_the_expansion_and_weigh_at_least_one_half()
     assert weights.min() >= 0.5 - 1e-9
 
 
-def test_based_equals_flash_linear_attention() -> None:
+def test_based_equals_flash_linear_attention(compared: Compare) -> None:
     module = built(BASED)
     x = draw(2, 256, 24)[:, :192]
     naive = fla_naive("based")
     q, k, v = (y.transpose(1, 2) for y in module.project(x))
-    for mixed in (naive.naive_parallel_based(q, k, v), naive.naive_chunk_based(q, k, v, chunk_size=64)):
-        expected = module.out(mixed.transpose(1, 2).flatten(2))
-        torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
+    for form, chunks in ((naive.naive_parallel_based, {}), (naive.naive_chunk_based, {"chunk_size": 64})):
+        expected = module.out(form(q, k, v, **chunks).transpose(1, 2).flatten(2))
+        compared(
+            "mixer.based",
+            f"flash-linear-attention {form.__name__}",
+            module(x, PLAIN, Context()),
+            expected,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("length", [1, 63, 192])

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from drawn_heads import with_gradients
+from reference_table import Compare
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,7 +88,7 @@ def built() -> HyenaModule:
 
 
 @pytest.mark.parametrize("length", [1, 63, 256])
-def test_hyena_is_a_gated_direct_convolution(length: int) -> None:
+def test_hyena_is_a_gated_direct_convolution(compared: Compare, length: int) -> None:
     module = built()
     x = torch.randn(2, length, 24, generator=torch.Generator().manual_seed(0))
     projected = torch.cat([module.query(x), module.key(x), module.value(x)], dim=-1).transpose(1, 2)
@@ -96,7 +97,7 @@ def test_hyena_is_a_gated_direct_convolution(length: int) -> None:
     taps = module.filter(length).T[:, None].flip(-1)
     mixed = F.conv1d(F.pad(u, (length - 1, 0)), taps, groups=16) + module.skip[:, None] * u
     expected = module.out((outer * mixed).transpose(1, 2))
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
+    compared("mixer.hyena", "torch conv1d", module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_hyena_without_a_filter_is_pure_gating() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, build, decode, draw
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DeepseekV3Config
@@ -65,7 +66,7 @@ def test_flops_equal_the_counted() -> None:
     assert SMALL.flops_per_token(DIMS, 24, causal=False) == counter.get_total_flops() / 24
 
 
-def test_latent_attention_equals_deepseek_v3() -> None:
+def test_latent_attention_equals_deepseek_v3(compared: Compare) -> None:
     module, position = latent("rotary")
     config = DeepseekV3Config(
         hidden_size=24,
@@ -96,4 +97,6 @@ def test_latent_attention_equals_deepseek_v3() -> None:
     places = torch.arange(LENGTH)[None]
     rotary = DeepseekV3RotaryEmbedding(config)(x, places)
     expected = theirs(x, position_embeddings=rotary, attention_mask=mask[None, None])[0]
-    torch.testing.assert_close(module(x, position, Context()), expected, rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.mla", "transformers DeepseekV3Attention", module(x, position, Context()), expected, rtol=1e-5, atol=1e-5
+    )

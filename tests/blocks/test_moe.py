@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_table import Compare
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DeepseekV3Config, MixtralConfig, SwitchTransformersConfig
@@ -59,7 +60,7 @@ def built(config: AbstractFFN, std: float = 0.3) -> Experts:
 X = draw(2, 15, 24)
 
 
-def test_renormalised_top_two_equals_mixtral() -> None:
+def test_renormalised_top_two_equals_mixtral(compared: Compare) -> None:
     ours = built(Moe(experts=4))
     config = MixtralConfig(hidden_size=24, intermediate_size=20, num_local_experts=4, num_experts_per_tok=2)
     theirs = MixtralSparseMoeBlock(config)
@@ -67,11 +68,11 @@ def test_renormalised_top_two_equals_mixtral() -> None:
         theirs.gate.weight.copy_(ours.router.weight)
         theirs.experts.gate_up_proj.copy_(torch.cat([ours.w_gate, ours.w_in], dim=1))
         theirs.experts.down_proj.copy_(ours.w_out)
-    torch.testing.assert_close(ours(X), theirs(X), rtol=1e-5, atol=1e-5)
+    compared("ffn.moe", "transformers MixtralSparseMoeBlock", ours(X), theirs(X), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", [1, 2])
-def test_shared_and_biased_experts_equal_deepseek_v3(shared: int) -> None:
+def test_shared_and_biased_experts_equal_deepseek_v3(compared: Compare, shared: int) -> None:
     ours = built(BiasedMoe(experts=8, top_k=2, shared=shared))
     ours.bias.copy_(0.5 * draw(8, seed=3))
     config = DeepseekV3Config(
@@ -88,10 +89,10 @@ def test_shared_and_biased_experts_equal_deepseek_v3(shared: int) -> None:
         for name, part in (("gate_proj", ours.shared.w_gate), ("up_proj", ours.shared.w_in)):
             theirs.shared_experts.get_submodule(name).weight.copy_(part.weight)
         theirs.shared_experts.down_proj.weight.copy_(ours.shared.w_out.weight)
-    torch.testing.assert_close(ours(X), theirs(X), rtol=1e-5, atol=1e-5)
+    compared("ffn.moe_bias", "transformers DeepseekV3MoE", ours(X), theirs(X), rtol=1e-5, atol=1e-5)
 
 
-def test_switch_drops_whom_the_switch_transformer_drops() -> None:
+def test_switch_drops_whom_the_switch_transformer_drops(compared: Compare) -> None:
     logits = draw(3, 16, 4)
     config = SwitchTransformersConfig(hidden_size=4, num_experts=4, expert_capacity=3, router_bias=False)
     theirs = SwitchTransformersTop1Router(config).eval()
@@ -101,7 +102,7 @@ def test_switch_drops_whom_the_switch_transformer_drops() -> None:
     within = within_capacity(ours.experts, 4, 3, None)
     assert torch.equal(within[..., 0], kept.sum(-1).bool())
     assert not within.all()
-    torch.testing.assert_close(ours.gates, gates)
+    compared("ffn.switch", "transformers SwitchTransformersTop1Router", ours.gates, gates)
 
 
 @pytest.mark.parametrize(("n_experts", "top_k"), [(4, 2), (8, 1), (8, 4), (3, 3)])
@@ -188,14 +189,19 @@ def test_experts_that_see_the_whole_row_are_refused_in_a_decoder(small: Make, ki
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_balance_loss_equals_mixtral_and_lies_between_top_k_and_the_experts(top_k: int) -> None:
+def test_balance_loss_equals_mixtral_and_lies_between_top_k_and_the_experts(compared: Compare, top_k: int) -> None:
     logits = draw(2, 32, 8)
     ours = balance_loss(softmax_route(logits, torch.zeros(8), top_k), None)
-    torch.testing.assert_close(ours, load_balancing_loss_func((logits.flatten(0, 1),), 8, top_k))
+    compared(
+        "ffn.moe",
+        "transformers load_balancing_loss_func of Mixtral",
+        ours,
+        load_balancing_loss_func((logits.flatten(0, 1),), 8, top_k),
+    )
     live = torch.arange(32).expand(2, 32) < torch.tensor([[9], [32]])
     masked = balance_loss(softmax_route(logits, torch.zeros(8), top_k), live)
     theirs = load_balancing_loss_func((logits.flatten(0, 1),), 8, top_k, live)
-    torch.testing.assert_close(masked, theirs)
+    compared("ffn.moe", "transformers load_balancing_loss_func of Mixtral", masked, theirs)
     even = torch.zeros(1, 8, 8)
     balanced = Routing(
         experts=torch.stack([(torch.arange(8) + shift) % 8 for shift in range(top_k)], -1)[None],

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from reference_table import Compare
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -22,9 +23,9 @@ def sample(seed: int = 0) -> Tensor:
     return 3 + 5 * torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_layernorm_equals_torch_and_ignores_shift_and_scale() -> None:
+def test_layernorm_equals_torch_and_ignores_shift_and_scale(compared: Compare) -> None:
     norm, reference, x = LayerNorm(64).double(), torch.nn.LayerNorm(64, eps=LAYERNORM_EPS).double(), sample()
-    torch.testing.assert_close(norm(x), reference(x))
+    compared("norm.layernorm", "torch nn.LayerNorm", norm(x), reference(x), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(norm(4 * x + 11), norm(x), rtol=1e-6, atol=1e-6)
 
 
@@ -37,12 +38,12 @@ def test_layernorm_gradient_is_orthogonal_to_ones_and_to_its_output() -> None:
     assert (gradient * y).sum(-1).abs().max() < 1e-4
 
 
-def test_rmsnorm_equals_llama_and_ignores_scale_but_not_shift() -> None:
+def test_rmsnorm_equals_llama_and_ignores_scale_but_not_shift(compared: Compare) -> None:
     norm, reference, x = RMSNorm(64), LlamaRMSNorm(64, eps=RMSNORM_EPS), sample().float()
     with torch.no_grad():
         norm.gain.copy_(torch.rand(64))
         reference.weight.copy_(norm.gain)
-    torch.testing.assert_close(norm(x), reference(x))
+    compared("norm.rmsnorm", "transformers LlamaRMSNorm", norm(x), reference(x))
     torch.testing.assert_close(norm(4 * x), norm(x), rtol=1e-5, atol=1e-5)
     assert (norm(x + 11) - norm(x)).abs().max() > 0.1
 
@@ -92,21 +93,21 @@ def test_ids_of_norms_with_gain_and_bias_are_those_of_before_either_could_be_lef
     assert registry.identity(LayerNormConfig()) == registry.identity(RMSNormConfig()) == {}
 
 
-def test_scalenorm_gives_every_row_the_same_length_and_equals_x_transformers() -> None:
+def test_scalenorm_gives_every_row_the_same_length_and_equals_x_transformers(compared: Compare) -> None:
     ours, theirs, x = ScaleNorm(64), x_transformers.ScaleNorm(64), sample().float()
     torch.testing.assert_close(ours(x).norm(dim=-1), torch.full((2, 7), 8.0))
     with torch.no_grad():
         ours.length.fill_(3.0)
         theirs.g.fill_(3.0 / 8.0)
     torch.testing.assert_close(ours(x).norm(dim=-1), torch.full((2, 7), 3.0))
-    torch.testing.assert_close(ours(x), theirs(x))
+    compared("norm.scalenorm", "x-transformers ScaleNorm", ours(x), theirs(x))
     torch.testing.assert_close(ours(5 * x), ours(x))
 
 
-def test_dynamic_tanh_equals_x_transformers_and_looks_at_one_channel_at_a_time() -> None:
+def test_dynamic_tanh_equals_x_transformers_and_looks_at_one_channel_at_a_time(compared: Compare) -> None:
     ours, x = DynamicTanh(64, alpha=0.5), sample().float()
     theirs = x_transformers.DynamicTanh(64, init_alpha=0.5)
-    torch.testing.assert_close(ours(x), theirs(x))
+    compared("norm.dyt", "x-transformers DynamicTanh", ours(x), theirs(x))
     other = x.clone()
     other[0, 0, 0] += 1
     changed = (ours(other) != ours(x)).nonzero().tolist()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from drawn_heads import BATCH, KEY_DIM, heads, with_gradients
+from reference_table import Compare
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -170,7 +171,7 @@ def test_an_op_that_nothing_can_run_says_why() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", [1, 2, 33])
-def test_short_convolution_equals_a_depthwise_convolution(width: int, length: int) -> None:
+def test_short_convolution_equals_a_depthwise_convolution(compared: Compare, width: int, length: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, taps, history = (
         torch.randn(*shape, generator=generator) for shape in ((2, length, 6), (6, width), (2, width - 1, 6))
@@ -182,7 +183,7 @@ def test_short_convolution_equals_a_depthwise_convolution(width: int, length: in
         return F.conv1d(joined, taps[:, None], groups=6).transpose(1, 2)
 
     for a, b in zip(ours, with_gradients(conv1d, x, taps, history), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        compared("premixer.short_conv", "torch conv1d(groups=channels), with gradients", a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_short_convolution_of_one_tap_of_one_is_the_identity() -> None:

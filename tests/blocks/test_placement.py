@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference_table import Compare
 from torch import Tensor, nn
 from transformers import Gemma2Config, Olmo2Config
 from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
@@ -59,7 +60,7 @@ class MarkedAttention(nn.Module):
 
 
 @pytest.mark.parametrize(("placement", "norm_first"), [(Pre(), True), (Post(), False)], ids=["pre", "post"])
-def test_pre_and_post_equal_torch(placement: AbstractPlacement, norm_first: bool) -> None:
+def test_pre_and_post_equal_torch(compared: Compare, placement: AbstractPlacement, norm_first: bool) -> None:
     ours = layer_of(placement)
     theirs = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     with torch.no_grad():
@@ -67,7 +68,7 @@ def test_pre_and_post_equal_torch(placement: AbstractPlacement, norm_first: bool
         for mine, linear in ((ours.ffn.w_in, theirs.linear1), (ours.ffn.w_out, theirs.linear2)):
             linear.weight.copy_(mine.weight)
             linear.bias.zero_()
-    torch.testing.assert_close(ours(X), theirs.train()(X))
+    compared(f"placement.{placement.kind}", "torch nn.TransformerEncoderLayer", ours(X), theirs.train()(X))
 
 
 def test_parallel_adds_both_sublayers_of_one_norm() -> None:
@@ -113,12 +114,19 @@ class Standing(nn.Module):
     ],
     ids=["olmo2", "gemma2"],
 )
-def test_output_norm_and_sandwich_equal_transformers(placement: AbstractPlacement, theirs: nn.Module) -> None:
+def test_output_norm_and_sandwich_equal_transformers(
+    compared: Compare, placement: AbstractPlacement, theirs: nn.Module
+) -> None:
     torch.manual_seed(0)
     mixer, ffn = TorchAttention(), Relu().build(DIMS)
     ours = placement.build(DIMS, 0, RMSNormConfig(), mixer, ffn, nn.Identity())
     theirs.self_attn, theirs.mlp = Standing(mixer), ffn
-    torch.testing.assert_close(ours(X), theirs(X, position_embeddings=None))
+    compared(
+        f"placement.{placement.kind}",
+        f"transformers {type(theirs).__name__}",
+        ours(X),
+        theirs(X, position_embeddings=None),
+    )
 
 
 def test_sandwich_with_zero_outer_gains_is_the_identity() -> None:

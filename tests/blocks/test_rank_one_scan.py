@@ -6,6 +6,7 @@ import pytest
 import torch
 from drawn_heads import BATCH, heads, with_gradients
 from fla_naive import fla_naive
+from reference_table import Compare
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -82,13 +83,20 @@ def test_no_decay_and_one_key_is_the_delta_rule() -> None:
 
 
 @pytest.mark.parametrize("length", [32, 96])
-def test_the_scan_equals_flash_linear_attention(length: int) -> None:
+def test_the_scan_equals_flash_linear_attention(compared: Compare, length: int) -> None:
     inputs = drawn_scan(length, dtype=torch.float32)
     naive = fla_naive("generalized_delta_rule/dplr")
     ours = _CHOSEN(inputs[0] * 8**-0.5, *inputs[1:])
     theirs = [x.transpose(1, 2) for x in inputs]
     for form in (naive.dplr_recurrence, naive.dplr_chunkwise):
-        torch.testing.assert_close(ours, form(*theirs)[0].transpose(1, 2), rtol=1e-4, atol=1e-5)
+        compared(
+            "mixer.rwkv7",
+            f"flash-linear-attention {form.__name__}",
+            ours,
+            form(*theirs)[0].transpose(1, 2),
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 def built() -> Rwkv7Module:

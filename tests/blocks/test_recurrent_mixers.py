@@ -6,6 +6,7 @@ import pytest
 import torch
 from einops import rearrange
 from fla_naive import fla_naive
+from reference_table import Compare
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,7 +56,7 @@ def built(mixer: AbstractMixer) -> MixerModule:
     return module
 
 
-def test_retention_is_its_parallel_form_under_group_norm() -> None:
+def test_retention_is_its_parallel_form_under_group_norm(compared: Compare) -> None:
     module = built(RETENTION)
     x = draw(2, LENGTH, 24)
     q, k, v = module.project(x)
@@ -63,10 +64,17 @@ def test_retention_is_its_parallel_form_under_group_norm() -> None:
     norm = nn.GroupNorm(2, 16, eps=NORM_EPS, affine=False)
     normed = norm(rearrange(mixed, "B H T V -> (B T) (H V)")).view(2, LENGTH, 16) * module.output.norm.gain.flatten()
     expected = module.output.out(F.silu(module.output.gate(x)) * normed)
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.retention",
+        "flash-linear-attention naive_retention, under torch nn.GroupNorm",
+        module(x, PLAIN, Context()),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
-def test_gla_is_its_recurrence_under_sixteenth_root_gates() -> None:
+def test_gla_is_its_recurrence_under_sixteenth_root_gates(compared: Compare) -> None:
     module = built(GLA)
     x = draw(2, LENGTH, 24)
     q, k, v = module.project(x)
@@ -74,7 +82,14 @@ def test_gla_is_its_recurrence_under_sixteenth_root_gates() -> None:
     mixed, _ = fla_naive("gla").naive_recurrent_gla(q, k, v[..., :8], gate.log())
     rest, _ = fla_naive("gla").naive_recurrent_gla(q, k, v[..., 8:], gate.log())
     expected = module.output(torch.cat([mixed, rest], dim=-1), x)
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.gla",
+        "flash-linear-attention naive_recurrent_gla",
+        module(x, PLAIN, Context()),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_gla_with_open_gates_is_linear_attention_without_denominator() -> None:
@@ -87,17 +102,24 @@ def test_gla_with_open_gates_is_linear_attention_without_denominator() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])
-def test_hgrn2_is_gla_with_keys_tied_to_the_gates(floor: float) -> None:
+def test_hgrn2_is_gla_with_keys_tied_to_the_gates(compared: Compare, floor: float) -> None:
     module = built(dataclasses.replace(HGRN2, forget_floor=floor))
     x = draw(2, LENGTH, 24)
     q, logits, v = module.project(x)
     keep = floor + (1 - floor) * torch.sigmoid(logits)
     mixed, _ = fla_naive("gla").naive_recurrent_gla(F.silu(q) * 8**0.5, 1 - keep, v, keep.log())
-    torch.testing.assert_close(module(x, PLAIN, Context()), module.output(mixed, x), rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.hgrn2",
+        "flash-linear-attention naive_recurrent_gla",
+        module(x, PLAIN, Context()),
+        module.output(mixed, x),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("length", [1, 63, 100])
-def test_mamba2_equals_transformers(length: int) -> None:
+def test_mamba2_equals_transformers(compared: Compare, length: int) -> None:
     module = built(MAMBA2)
     config = Mamba2Config(
         num_heads=4,
@@ -126,7 +148,7 @@ def test_mamba2_equals_transformers(length: int) -> None:
         }
     )
     x = draw(2, length, 24)
-    torch.testing.assert_close(module(x, PLAIN, Context()), theirs(x), rtol=1e-4, atol=1e-5)
+    compared("mixer.mamba2", "transformers Mamba2Mixer", module(x, PLAIN, Context()), theirs(x), rtol=1e-4, atol=1e-5)
 
 
 def test_mamba2_without_decay_or_skip_is_linear_attention_of_scaled_keys() -> None:
@@ -140,7 +162,7 @@ def test_mamba2_without_decay_or_skip_is_linear_attention_of_scaled_keys() -> No
     torch.testing.assert_close(module(x, PLAIN, Context()), module._join(mixed, v, x), rtol=1e-4, atol=1e-5)
 
 
-def test_deltanet_is_its_recurrence_over_unit_queries_and_keys() -> None:
+def test_deltanet_is_its_recurrence_over_unit_queries_and_keys(compared: Compare) -> None:
     module = built(DELTANET)
     x = draw(2, LENGTH, 24)
     projected = torch.cat(module.project.flat(x), dim=-1).transpose(1, 2)
@@ -148,8 +170,13 @@ def test_deltanet_is_its_recurrence_over_unit_queries_and_keys() -> None:
     q, k, v = F.silu(convolved).transpose(1, 2).reshape(2, LENGTH, 3, 2, 8).unbind(2)
     inputs = (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, torch.sigmoid(module.strength(x))[..., None])
     mixed, _ = fla_naive("delta_rule").delta_rule_recurrence(*(y.transpose(1, 2) for y in inputs))
-    torch.testing.assert_close(
-        module(x, PLAIN, Context()), module.output(mixed.transpose(1, 2), x), rtol=1e-4, atol=1e-5
+    compared(
+        "mixer.deltanet",
+        "flash-linear-attention delta_rule_recurrence",
+        module(x, PLAIN, Context()),
+        module.output(mixed.transpose(1, 2), x),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from einops import rearrange
+from reference_table import Compare
 from torch import Tensor, nn
 
 from blocks.families import Context, Dims, HeadShape, PositionModule
@@ -67,7 +68,7 @@ def fla_naive(op: str) -> ModuleType:
     return module
 
 
-def test_softmax_equals_torch_multihead_attention() -> None:
+def test_softmax_equals_torch_multihead_attention(compared: Compare) -> None:
     ours = Softmax(kv_heads=4, head_dim=12).build(DIMS)
     assert isinstance(ours, AttentionModule)
     theirs = nn.MultiheadAttention(48, 4, bias=False, batch_first=True)
@@ -75,10 +76,10 @@ def test_softmax_equals_torch_multihead_attention() -> None:
     theirs.out_proj.weight.data = ours.out.weight.detach()
     x = draw(2, LENGTH, 48)
     expected, _ = theirs(x, x, x, attn_mask=causal_bias(LENGTH), need_weights=False)
-    torch.testing.assert_close(ours(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-6)
+    compared("mixer.softmax", "torch nn.MultiheadAttention", ours(x, PLAIN, Context()), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_grouped_rotary_attention_with_rms_norm_equals_qwen3() -> None:
+def test_grouped_rotary_attention_with_rms_norm_equals_qwen3(compared: Compare) -> None:
     ours = Softmax(kv_heads=2, queries_per_kv=2, head_dim=16, qk_norm="rms").build(DIMS)
     assert isinstance(ours, AttentionModule)
     drawn(ours)
@@ -99,11 +100,13 @@ def test_grouped_rotary_attention_with_rms_norm_equals_qwen3() -> None:
     rotary = Qwen3RotaryEmbedding(config)(x, torch.arange(LENGTH)[None])
     expected, _ = theirs(x, position_embeddings=rotary, attention_mask=causal_bias(LENGTH)[None, None])
     position = Rotary().build(DIMS, HeadShape(heads=4, kv_heads=2, head_dim=16))
-    torch.testing.assert_close(ours(x, position, Context()), expected, rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.softmax", "transformers Qwen3Attention", ours(x, position, Context()), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
-def test_rotary_equals_llama(base: float) -> None:
+def test_rotary_equals_llama(compared: Compare, base: float) -> None:
     q, k = draw(2, 4, LENGTH, 16), draw(2, 2, LENGTH, 16, seed=1)
     config = LlamaConfig(
         hidden_size=64, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": base}
@@ -113,7 +116,9 @@ def test_rotary_equals_llama(base: float) -> None:
     position = Rotary(base=base).build(DIMS, HeadShape(heads=4, kv_heads=2, head_dim=16))
     ours = position.rotate(q.transpose(1, 2), k.transpose(1, 2))
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.transpose(1, 2), b, rtol=1e-5, atol=1e-5)
+        compared(
+            "position.rotary", "transformers apply_rotary_pos_emb of Llama", a.transpose(1, 2), b, rtol=1e-5, atol=1e-5
+        )
 
 
 def halves(x: Tensor) -> Tensor:
@@ -121,16 +126,16 @@ def halves(x: Tensor) -> Tensor:
     return rearrange(x, "... (pair two) -> ... (two pair)", two=2)
 
 
-def test_rotary_equals_x_transformers_up_to_the_order_of_channels() -> None:
+def test_rotary_equals_x_transformers_up_to_the_order_of_channels(compared: Compare) -> None:
     q = draw(2, 4, LENGTH, 16)
     frequencies, _ = x_transformers.RotaryEmbedding(16).forward_from_seq_len(LENGTH)
     theirs = halves(x_transformers.apply_rotary_pos_emb(q, frequencies))
     split = halves(q).transpose(1, 2)
     ours, _ = Rotary().build(DIMS, HeadShape(heads=4, kv_heads=4, head_dim=16)).rotate(split, split)
-    torch.testing.assert_close(ours.transpose(1, 2), theirs, rtol=1e-5, atol=1e-5)
+    compared("position.rotary", "x-transformers RotaryEmbedding", ours.transpose(1, 2), theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_xpos_scores_equal_x_transformers() -> None:
+def test_xpos_scores_equal_x_transformers(compared: Compare) -> None:
     q, k = draw(2, 4, LENGTH, 16), draw(2, 4, LENGTH, 16, seed=1)
     frequencies, scale = x_transformers.RotaryEmbedding(16, use_xpos=True).forward_from_seq_len(LENGTH)
     their_q = x_transformers.apply_rotary_pos_emb(q, frequencies, scale)
@@ -138,51 +143,79 @@ def test_xpos_scores_equal_x_transformers() -> None:
     position = Xpos().build(DIMS, HeadShape(heads=4, kv_heads=4, head_dim=16))
     our_q, our_k = position.rotate(halves(q).transpose(1, 2), halves(k).transpose(1, 2))
     ours = torch.einsum("bthk,bshk->bhts", our_q, our_k)
-    torch.testing.assert_close(ours, their_q @ their_k.transpose(-1, -2), rtol=1e-4, atol=1e-4)
+    compared(
+        "position.xpos",
+        "x-transformers RotaryEmbedding(use_xpos=True)",
+        ours,
+        their_q @ their_k.transpose(-1, -2),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 5, 8, 12, 16])
-def test_alibi_equals_bloom_up_to_a_shift_per_row_and_x_transformers(heads: int) -> None:
+def test_alibi_equals_bloom_up_to_a_shift_per_row_and_x_transformers(compared: Compare, heads: int) -> None:
     ours = Alibi().build(DIMS, HeadShape(heads=heads, kv_heads=heads, head_dim=8)).score_bias(LENGTH, LENGTH)
     assert ours is not None
     bloom = build_alibi_tensor(torch.ones(1, LENGTH), heads, torch.float32)
     gap = ours - bloom
-    torch.testing.assert_close(gap.tril(), gap[:, :, :1].expand_as(gap).tril(), rtol=0, atol=2e-5)
+    compared(
+        "position.alibi",
+        "transformers build_alibi_tensor of Bloom",
+        ours.tril(),
+        (bloom + gap[:, :, :1]).tril(),
+        rtol=0,
+        atol=2e-5,
+    )
     other = x_transformers.AlibiPositionalBias(heads)
     torch.testing.assert_close(slopes(heads, CPU), other.slopes.flatten())
-    torch.testing.assert_close(ours.tril(), other(LENGTH, LENGTH).tril())
+    compared("position.alibi", "x-transformers AlibiPositionalBias", ours.tril(), other(LENGTH, LENGTH).tril())
 
 
-def test_t5_buckets_and_bias_equal_transformers_and_x_transformers() -> None:
+def test_t5_buckets_and_bias_equal_transformers_and_x_transformers(compared: Compare) -> None:
     relative = torch.arange(-400, 400)[None]
     ours = buckets(-relative)
     theirs = T5Attention._relative_position_bucket(relative, bidirectional=False, num_buckets=32, max_distance=128)
-    assert ours.equal(theirs)
-    assert ours.equal(x_transformers.RelativePositionBias._relative_position_bucket(relative, causal=True))
+    compared("position.t5_bias", "transformers buckets of T5Attention", ours, theirs, rtol=0, atol=0)
+    others = x_transformers.RelativePositionBias._relative_position_bucket(relative, causal=True)
+    compared("position.t5_bias", "x-transformers buckets of RelativePositionBias", ours, others, rtol=0, atol=0)
     module = T5Bias().build(DIMS, HeadShape(heads=4, kv_heads=4, head_dim=8))
     assert isinstance(module, T5BiasModule)
     drawn(module)
     other = x_transformers.RelativePositionBias(scale=1.0, causal=True, heads=4)
     other.relative_attention_bias.weight.data = module.table.detach()
-    torch.testing.assert_close(module.score_bias(5, LENGTH, LENGTH - 5), other(5, LENGTH))
+    compared(
+        "position.t5_bias",
+        "x-transformers RelativePositionBias",
+        module.score_bias(5, LENGTH, LENGTH - 5),
+        other(5, LENGTH),
+    )
 
 
-def test_sinusoids_equal_marian_up_to_the_order_of_channels() -> None:
+def test_sinusoids_equal_marian_up_to_the_order_of_channels(compared: Compare) -> None:
     theirs = MarianSinusoidalPositionalEmbedding(LENGTH, MarianConfig(d_model=48).d_model).create_weight()
-    torch.testing.assert_close(halves(sinusoids(0, LENGTH, 48, CPU, torch.float32)), theirs, rtol=1e-5, atol=1e-5)
+    compared(
+        "position.sinusoidal",
+        "transformers MarianSinusoidalPositionalEmbedding",
+        halves(sinusoids(0, LENGTH, 48, CPU, torch.float32)),
+        theirs,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("window", [1, 4, 63, 100])
-def test_window_sees_the_keys_mistral_sees(window: int) -> None:
+def test_window_sees_the_keys_mistral_sees(compared: Compare, window: int) -> None:
     place = torch.arange(LENGTH)
     query, key = place[:, None], place[None, :]
     theirs = causal_mask_function(0, 0, query, key) & sliding_window_overlay(window)(0, 0, query, key)
-    assert visible_keys(LENGTH, LENGTH, window, None, CPU)[0, 0].equal(theirs)
+    ours = visible_keys(LENGTH, LENGTH, window, None, CPU)[0, 0]
+    compared("mixer.sliding_window", "transformers sliding_window_overlay", ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "relu_squared"])
 @pytest.mark.parametrize("length", [63, 128])
-def test_linear_attention_equals_flash_linear_attention(feature_map: str, length: int) -> None:
+def test_linear_attention_equals_flash_linear_attention(compared: Compare, feature_map: str, length: int) -> None:
     naive = fla_naive("linear_attn")
     ours = dataclasses.replace(Linear(heads=2, head_dim=16), feature_map=feature_map).build(DIMS)
     assert isinstance(ours, LinearModule)
@@ -190,7 +223,21 @@ def test_linear_attention_equals_flash_linear_attention(feature_map: str, length
     x = draw(2, length, 48)
     q, k, v = ours._project(x)
     mixed, _ = naive.naive_recurrent_linear_attn(q, k, v, normalize=True)
-    torch.testing.assert_close(ours(x, PLAIN, Context()), ours.out(mixed.flatten(2)), rtol=1e-4, atol=1e-5)
+    compared(
+        "mixer.linear",
+        "flash-linear-attention naive_recurrent_linear_attn",
+        ours(x, PLAIN, Context()),
+        ours.out(mixed.flatten(2)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     if length % 64 == 0:
         chunks = naive.naive_chunk_linear_attn(q, k, v, normalize=True)
-        torch.testing.assert_close(ours(x, PLAIN, Context()), ours.out(chunks.flatten(2)), rtol=1e-4, atol=1e-5)
+        compared(
+            "mixer.linear",
+            "flash-linear-attention naive_chunk_linear_attn",
+            ours(x, PLAIN, Context()),
+            ours.out(chunks.flatten(2)),
+            rtol=1e-4,
+            atol=1e-5,
+        )

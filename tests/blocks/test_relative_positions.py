@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from placed import BOTH, CPU, DIMS, SHAPE, draw, filled
+from reference_table import Compare
 from torch import Tensor
 
 from blocks.families import AbstractPosition, PositionModule
@@ -105,15 +106,29 @@ def test_sandwich_is_the_product_of_sinusoidal_positions_up_to_a_constant_per_he
     assert (values.diagonal(dim1=1, dim2=2) == 0).all()
 
 
-def test_dynamic_bias_equals_x_transformers() -> None:
+def test_dynamic_bias_equals_x_transformers(compared: Compare) -> None:
     ours = Dynamic(hidden=16).build(DIMS, SHAPE)
     assert isinstance(ours, DynamicModule)
     theirs = x_transformers.DynamicPositionBias(16, heads=4, depth=1, log_distance=True)
     first, last = theirs.mlp[0][0], theirs.mlp[1]
     first.weight.data, first.bias.data = ours.curve.hidden.weight.data, ours.curve.hidden.bias.data
     last.weight.data, last.bias.data = ours.curve.out.weight.data, torch.zeros(4)
-    torch.testing.assert_close(bias(ours, 37, 37), theirs(37, 37), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(bias(ours, 5, 37, 32), theirs(5, 37), rtol=1e-5, atol=1e-6)
+    compared(
+        "position.dynamic",
+        "x-transformers DynamicPositionBias",
+        bias(ours, 37, 37),
+        theirs(37, 37),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    compared(
+        "position.dynamic",
+        "x-transformers DynamicPositionBias",
+        bias(ours, 5, 37, 32),
+        theirs(5, 37),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def fire_with(threshold: float, steepness: float) -> FireModule:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from placed import CPU, DIMS, LONG, SHAPE, draw, logits, queries_and_keys
+from reference_table import Compare
 from torch import Tensor
 
 from blocks.families import AbstractPosition, HeadShape, InfeasibleArchitecture
@@ -73,7 +74,7 @@ def test_scaling_is_a_scheme_of_its_own_where_evaluation_is_longer_than_training
         assert RopeScaled(method=method).canonical(LONG) == RopeScaled(method=method)
 
 
-def test_partial_rotation_equals_gpt_neox() -> None:
+def test_partial_rotation_equals_gpt_neox(compared: Compare) -> None:
     q, k = queries_and_keys(shape=dataclasses.replace(SHAPE, kv_heads=4))
     config = GPTNeoXConfig(
         hidden_size=64, num_attention_heads=4,
@@ -84,7 +85,14 @@ def test_partial_rotation_equals_gpt_neox() -> None:
     theirs = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     ours = RopePartial(fraction=0.25).build(DIMS, SHAPE).rotate(q, k)
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.transpose(1, 2), b, rtol=1e-5, atol=1e-5)
+        compared(
+            "position.rope_partial",
+            "transformers apply_rotary_pos_emb of GPT-NeoX",
+            a.transpose(1, 2),
+            b,
+            rtol=1e-5,
+            atol=1e-5,
+        )
     torch.testing.assert_close(ours[0][..., 4:], q[..., 4:], rtol=0, atol=0)
 
 
@@ -129,7 +137,9 @@ def test_interpolation_is_rotation_at_positions_divided_by_the_scale() -> None:
     ("yarn", lambda scale, length: yarn_frequencies(32, 10000.0, scale, length, CPU, torch.float32)),
     ("llama3", lambda scale, length: llama3_frequencies(32, 10000.0, scale, length, CPU, torch.float32)),
 ])  # fmt: skip
-def test_scaled_frequencies_equal_transformers(name: str, ours: Callable[..., Tensor], train_len: int) -> None:
+def test_scaled_frequencies_equal_transformers(
+    compared: Compare, name: str, ours: Callable[..., Tensor], train_len: int
+) -> None:
     scale = 4.0
     # Its dynamic form takes the scale from the length at hand: base * (f n / N - (f - 1))^(d / (d - 2)).
     parameters = {
@@ -145,7 +155,14 @@ def test_scaled_frequencies_equal_transformers(name: str, ours: Callable[..., Te
         rope_parameters={key: parameters[key] for key in ("rope_type", "rope_theta", *kept)},
     )  # fmt: skip
     theirs, factor = ROPE_INIT_FUNCTIONS[name](config, CPU, seq_len=int(scale * train_len))
-    torch.testing.assert_close(ours(scale, train_len), theirs, rtol=1e-5, atol=0)
+    compared(
+        "position.rope_scaled",
+        f"transformers ROPE_INIT_FUNCTIONS[{name!r}]",
+        ours(scale, train_len),
+        theirs,
+        rtol=1e-5,
+        atol=0,
+    )
     assert factor == pytest.approx(yarn_factor(scale) if name == "yarn" else 1.0)
 
 

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, SMALL_WINDOW, build, decode, draw
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -123,7 +124,7 @@ def test_a_sink_takes_its_share_of_the_weights(sink: str) -> None:
     assert (weights.sum(-1) < 1).all()
 
 
-def test_a_learned_sink_equals_gpt_oss() -> None:
+def test_a_learned_sink_equals_gpt_oss(compared: Compare) -> None:
     module, _ = attention(SMALL_SOFTMAX, sink="learned")
     config = GptOssConfig(
         hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=8, attn_implementation="eager"
@@ -138,7 +139,9 @@ def test_a_learned_sink_equals_gpt_oss() -> None:
     hidden = ~visible_keys(LENGTH, LENGTH, None, None, CPU)
     mask = torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(hidden, -torch.inf)
     expected = theirs(x, position_embeddings=still, attention_mask=mask)[0]
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.softmax", "transformers GptOssAttention", module(x, PLAIN, Context()), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def strong(module: AttentionModule) -> AttentionModule:
@@ -168,7 +171,7 @@ def test_a_cap_far_away_is_softmax_attention() -> None:
     torch.testing.assert_close(module(x, PLAIN, Context()), plain_twin(module)(x, PLAIN, Context()))
 
 
-def test_capped_attention_equals_gemma2() -> None:
+def test_capped_attention_equals_gemma2(compared: Compare) -> None:
     module, _ = attention(SMALL_SOFTMAX, softcap=20.0)
     x = draw(2, LENGTH, 24)
     q, k, v = (rows.transpose(1, 2) for rows in strong(module)._project(x))
@@ -180,10 +183,11 @@ def test_capped_attention_equals_gemma2() -> None:
     hidden = ~visible_keys(LENGTH, LENGTH, None, None, CPU)
     mask = torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(hidden, -torch.inf)
     expected, _ = gemma2_attention(Holder(), q, k, v, mask, scaling=8**-0.5, softcap=20.0)
-    torch.testing.assert_close(module(x, PLAIN, Context()), module._join(expected), rtol=1e-4, atol=1e-5)
+    ours = module(x, PLAIN, Context())
+    compared("mixer.softmax", "transformers Gemma2 attention", ours, module._join(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_memory_equals_x_transformers() -> None:
+def test_memory_equals_x_transformers(compared: Compare) -> None:
     module, _ = attention(dataclasses.replace(SMALL_SOFTMAX, kv_heads=2, queries_per_kv=1), memory=4)
     theirs = Attention(dim=24, dim_head=8, heads=2, causal=True, num_mem_kv=4)
     for name in ("q", "k", "v", "out"):
@@ -191,7 +195,14 @@ def test_memory_equals_x_transformers() -> None:
         theirs.get_submodule(f"to_{name}").weight.data = module.get_submodule(ours).weight
     theirs.mem_k.data, theirs.mem_v.data = (kept.transpose(0, 1) for kept in memory_of(module))
     x = draw(2, LENGTH, 24)
-    torch.testing.assert_close(module(x, PLAIN, Context()), theirs(x), rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.softmax",
+        "x-transformers Attention(num_mem_kv=4)",
+        module(x, PLAIN, Context()),
+        theirs(x),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def memory_of(module: AttentionModule) -> tuple[Tensor, Tensor]:

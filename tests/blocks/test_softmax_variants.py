@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from fla_naive import fla_naive
+from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, build, draw
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -92,7 +93,7 @@ def test_odd_heads_cannot_be_paired(kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_differential_attention_equals_diffllama(layer: int) -> None:
+def test_differential_attention_equals_diffllama(compared: Compare, layer: int) -> None:
     module = differential(layer=layer)
     config = DiffLlamaConfig(
         hidden_size=24,
@@ -112,7 +113,14 @@ def test_differential_attention_equals_diffllama(layer: int) -> None:
     mask = torch.zeros(1, 1, LENGTH, LENGTH).masked_fill(hidden, -torch.inf)
     expected = theirs(x, position_embeddings=rotary, attention_mask=mask)[0]
     _, position = build(DIFFERENTIAL, "rotary")
-    torch.testing.assert_close(module(x, position, Context()), expected, rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.differential",
+        "transformers DiffLlamaAttention",
+        module(x, position, Context()),
+        expected,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def forgetting(position: str = "none") -> ForgettingModule:
@@ -140,12 +148,19 @@ def test_constant_gates_are_alibi() -> None:
     torch.testing.assert_close(module(x, PLAIN, Context()), twin(x, alibi, Context()), rtol=1e-9, atol=1e-9)
 
 
-def test_forgetting_attention_equals_flash_linear_attention() -> None:
+def test_forgetting_attention_equals_flash_linear_attention(compared: Compare) -> None:
     module = forgetting()
     x = draw(2, LENGTH, 24)
     q, k, v = split_heads(module, x, module.shape)
     mixed = fla_naive("forgetting_attn").naive_forgetting_attn(q, k, v, module.log_gates(x))
-    torch.testing.assert_close(module(x, PLAIN, Context()), join_heads(module, mixed), rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.forgetting",
+        "flash-linear-attention naive_forgetting_attn",
+        module(x, PLAIN, Context()),
+        join_heads(module, mixed),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_forgetting_takes_no_second_bias() -> None:
@@ -165,11 +180,18 @@ def attended(module: WeighedAttention, x: Tensor, theirs: nn.Module, bias: Tenso
     return join_heads(module, theirs(q, k, v, attn_bias=bias)[0].transpose(1, 2))
 
 
-def test_sigmoid_attention_equals_x_transformers_with_the_shift_as_a_bias() -> None:
+def test_sigmoid_attention_equals_x_transformers_with_the_shift_as_a_bias(compared: Compare) -> None:
     module, x = weighed(SIGMOID), draw(2, LENGTH, 24)
     shift = torch.full((LENGTH, LENGTH), -float(torch.tensor(64.0).log()))
     theirs = Attend(causal=True, heads=4, sigmoid=True)
-    torch.testing.assert_close(module(x, PLAIN, Context()), attended(module, x, theirs, shift), rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.sigmoid_attn",
+        "x-transformers Attend(sigmoid=True)",
+        module(x, PLAIN, Context()),
+        attended(module, x, theirs, shift),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_sigmoid_weights_are_decided_one_by_one() -> None:
@@ -199,7 +221,7 @@ def test_heads_that_do_not_mix_are_softmax_attention(mixes: str) -> None:
 
 
 @pytest.mark.parametrize("mixes", ["both", "logits", "weights"])
-def test_talking_heads_equal_x_transformers(mixes: str) -> None:
+def test_talking_heads_equal_x_transformers(compared: Compare, mixes: str) -> None:
     """There a mix of logits is added to the logits, so that identity is taken off."""
     module, rule = talking(mixes)
     theirs = Attend(causal=True, heads=4, pre_talking_heads=mixes != "weights", post_talking_heads=mixes != "logits")
@@ -209,7 +231,9 @@ def test_talking_heads_equal_x_transformers(mixes: str) -> None:
         theirs.post_softmax_talking_heads.weight.data = rule.mixes["after"][:, :, None, None]
     x = draw(2, LENGTH, 24)
     bias = Alibi().build(DIMS, TALKING.head_shape())
-    torch.testing.assert_close(
+    compared(
+        "mixer.talking_heads",
+        "x-transformers Attend(pre_talking_heads, post_talking_heads)",
         module(x, bias, Context()),
         attended(module, x, theirs, bias.score_bias(LENGTH, LENGTH)),
         rtol=1e-4,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, build, decode, draw
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -111,14 +112,21 @@ def test_padding_moves_no_block(mixer: AbstractMixer) -> None:
         assert y[~live].eq(0).all()
 
 
-def test_topk_equals_x_transformers() -> None:
+def test_topk_equals_x_transformers(compared: Compare) -> None:
     module, _ = build(TOPK)
     x = draw(2, LENGTH, 24)
     q, k, v = (rows.transpose(1, 2) for rows in split_heads(module, x, module.shape))
     k, v = (rows.repeat_interleave(2, dim=1) for rows in (k, v))
     mixed, _ = Attend(causal=True, heads=4, sparse_topk=4)(q, k, v)
     expected = join_heads(module, mixed.transpose(1, 2))
-    torch.testing.assert_close(module(x, PLAIN, Context()), expected, rtol=1e-5, atol=1e-5)
+    compared(
+        "mixer.topk",
+        "x-transformers Attend(sparse_topk=4)",
+        module(x, PLAIN, Context()),
+        expected,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_topk_keeps_as_many_keys_as_it_says() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_table import Compare
 from registered_cases import fits, label
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -261,7 +262,7 @@ def test_placements_without_single_sublayers_are_refused(small: Make) -> None:
     assert set(THREE_SUBLAYERS) <= registry.variants(AbstractPlacement).keys()
 
 
-def test_cross_attention_equals_torch_and_forgets_the_order_of_its_memory() -> None:
+def test_cross_attention_equals_torch_and_forgets_the_order_of_its_memory(compared: Compare) -> None:
     torch.manual_seed(0)
     ours = CrossAttention(16, HeadShape(heads=4, kv_heads=4, head_dim=4))
     theirs = nn.MultiheadAttention(16, 4, bias=False, batch_first=True)
@@ -271,7 +272,12 @@ def test_cross_attention_equals_torch_and_forgets_the_order_of_its_memory() -> N
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     live = torch.arange(7)[None] < torch.tensor([[7], [4]])
     y = ours(x, nn.Identity(), Context(memory=memory, memory_live=live))
-    torch.testing.assert_close(y, theirs(x, memory, memory, key_padding_mask=~live, need_weights=False)[0])
+    compared(
+        "stack.encoder_decoder",
+        "torch nn.MultiheadAttention",
+        y,
+        theirs(x, memory, memory, key_padding_mask=~live, need_weights=False)[0],
+    )
     order = torch.tensor([3, 6, 0, 2, 5, 1, 4])
     shuffled = ours(x, nn.Identity(), Context(memory=memory[:, order], memory_live=live[:, order]))
     torch.testing.assert_close(shuffled, y)
@@ -290,7 +296,7 @@ def test_cross_attention_to_its_own_input_is_unmasked_attention(small: Make) -> 
 
 
 @pytest.mark.parametrize(("placement", "norm_first"), [("pre", True), ("post", False)])
-def test_a_layer_of_the_decoder_equals_torch(small: Make, placement: str, norm_first: bool) -> None:
+def test_a_layer_of_the_decoder_equals_torch(compared: Compare, small: Make, placement: str, norm_first: bool) -> None:
     config = enc_dec(small, {"placement.kind": placement, "norm.kind": "layernorm", "ffn.kind": "relu",
                              "position.kind": "learned", "mixer.softmax.queries_per_kv": 1})  # fmt: skip
     ours = CrossLayer(config, config.mixer, 0)
@@ -317,10 +323,17 @@ def test_a_layer_of_the_decoder_equals_torch(small: Make, placement: str, norm_f
     x, memory = (torch.randn(2, n, 32, generator=torch.Generator().manual_seed(n)) for n in (6, 8))
     mask = nn.Transformer.generate_square_subsequent_mask(6)
     expected = theirs(x, memory, tgt_mask=mask, tgt_is_causal=True)
-    torch.testing.assert_close(ours(x, PositionModule(), Context(memory=memory)), expected, rtol=1e-5, atol=1e-5)
+    compared(
+        "stack.encoder_decoder",
+        "torch nn.TransformerDecoderLayer",
+        ours(x, PositionModule(), Context(memory=memory)),
+        expected,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
-def test_an_encoder_layer_equals_torch(small: Make) -> None:
+def test_an_encoder_layer_equals_torch(compared: Compare, small: Make) -> None:
     plain = registry.encode(small({"stack.kind": "encoder", "norm.kind": "layernorm", "ffn.kind": "relu", "layers": 1}))
     plain["mixer"]["softmax"] |= {"head_dim": 16, "queries_per_kv": 1}
     model = registry.decode(ModelConfig, plain).build(seed=0)
@@ -331,7 +344,12 @@ def test_an_encoder_layer_equals_torch(small: Make) -> None:
         theirs.in_proj_weight.copy_(torch.cat([mixer.query.weight, mixer.key.weight, mixer.value.weight]))
         theirs.out_proj.weight.copy_(mixer.out.weight)
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(mixer(x, PositionModule(), Context()), theirs(x, x, x, need_weights=False)[0])
+    compared(
+        "stack.encoder",
+        "torch nn.MultiheadAttention",
+        mixer(x, PositionModule(), Context()),
+        theirs(x, x, x, need_weights=False)[0],
+    )
 
 
 def some_mixture(p_gen: Tensor, attention: Tensor, copied: Tensor, extra: int) -> tuple[Tensor, Tensor]:
