@@ -192,6 +192,8 @@ class EncoderDecoder(AbstractStack):
         "Attention Is All You Need, Vaswani et al. 2017, arXiv:1706.03762; Get To The Point: Summarization with "
         "Pointer-Generator Networks, See et al. 2017, arXiv:1704.04368"
     )
+    proof: ClassVar[str] = "test_a_layer_of_the_decoder_equals_torch"
+    reference: ClassVar[str] = "torch nn.TransformerDecoderLayer"
     direction: ClassVar[Direction] = Direction.CAUSAL
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     position_direction: ClassVar[Direction] = Direction.CAUSAL

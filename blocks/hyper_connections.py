@@ -76,6 +76,8 @@ class Hyper(AbstractResidual):
 
     kind: ClassVar[str] = "hyper_connections"
     paper: ClassVar[str] = "Hyper-Connections, Zhu et al. 2024, arXiv:2409.19606"
+    proof: ClassVar[str] = "test_hyper_connections_follow_their_equations"
+    reference: ClassVar[str] = "its published formula, written out in the test"
 
     streams: int = choice(2, 4, default=4, help="copies of the residual stream; the paper found 4 best")
     dynamic: bool = choice(True, False, default=True, help="whether the mix also depends on the streams themselves")

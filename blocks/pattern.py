@@ -16,6 +16,8 @@ class Uniform(AbstractPattern):
 
     kind: ClassVar[str] = "uniform"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_an_untouched_pattern_is_uniform"
+    reference: ClassVar[str] = "the main mixer in every layer"
 
     def mixers(self, main: Any, layers: int) -> tuple[Any, ...]:
         return (main,) * layers
@@ -30,6 +32,8 @@ class EveryNth(AbstractPattern):
     paper: ClassVar[str] = (
         "Jamba: A Hybrid Transformer-Mamba Language Model, Lieber et al. 2024, section 3.1, arXiv:2403.19887"
     )
+    proof: ClassVar[str] = "test_every_nth_counts_layers_from_one"
+    reference: ClassVar[str] = "the list of layers, written out in the test"
 
     every: int = int_range(2, 8, default=4, help="period: every n-th layer uses the other mixer")
     mixer: AbstractMixer = family(AbstractMixer, default="softmax", help="the mixer of every n-th layer")

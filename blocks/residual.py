@@ -135,6 +135,8 @@ class Plain(AbstractResidual):
 
     kind: ClassVar[str] = "plain"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_pre_and_post_equal_torch"
+    reference: ClassVar[str] = "torch nn.TransformerEncoderLayer"
 
     def build(self, dims: Dims) -> ResidualModule:
         return PlainResidual()
@@ -150,6 +152,8 @@ class ValueResidual(AbstractResidual):
         "Value Residual Learning For Alleviating Attention Concentration In Transformers, Zhou et al. 2024, "
         "arXiv:2410.17897"
     )
+    proof: ClassVar[str] = "test_value_residual_mixes_in_the_values_of_the_first_layer"
+    reference: ClassVar[str] = "its published formula, written out in the test"
 
     share: float = choice(
         0.25, 0.5, 0.75, default=0.5, help="share of a layer's own values at the start; the rest is the first layer's"
@@ -191,6 +195,8 @@ class X0Lambdas(AbstractResidual):
 
     kind: ClassVar[str] = "x0_lambdas"
     paper: ClassVar[str] = "modded-nanogpt: Speedrunning the NanoGPT Baseline, Jordan et al. 2024"
+    proof: ClassVar[str] = "test_each_form_has_a_setting_that_is_the_plain_form"
+    reference: ClassVar[str] = "the plain form, which it is at its neutral setting"
 
     def build(self, dims: Dims) -> ResidualModule:
         return InputLambdas(dims.layers)
@@ -206,6 +212,8 @@ class Unet(AbstractResidual):
         "modded-nanogpt: Speedrunning the NanoGPT Baseline, Jordan et al. 2024, after U-Net, Ronneberger et al. 2015, "
         "arXiv:1505.04597"
     )
+    proof: ClassVar[str] = "test_skips_join_mirrored_layers_that_are_no_neighbours"
+    reference: ClassVar[str] = "its published formula, written out in the test"
 
     start: float = choice(0.0, 1.0, default=1.0, help="weight of every skip at the start; 0 is the plain form")
 
@@ -223,6 +231,8 @@ class LayerDrop(AbstractResidual):
 
     kind: ClassVar[str] = "stochastic_depth"
     paper: ClassVar[str] = "Deep Networks with Stochastic Depth, Huang et al. 2016, eq. 4, arXiv:1603.09382"
+    proof: ClassVar[str] = "test_the_last_layer_reaches_its_target_rate_and_the_mean_is_kept"
+    reference: ClassVar[str] = "its published rates, and the mean over draws"
 
     rate: float = float_range(
         0.0, 0.5, default=0.1, help="probability for the last layer; it falls linearly to the first"
@@ -251,6 +261,8 @@ class Looped(AbstractResidual):
         "Universal Transformers, Dehghani et al. 2018, arXiv:1807.03819; ALBERT, Lan et al. 2019, section 3.1, "
         "arXiv:1909.11942"
     )
+    proof: ClassVar[str] = "test_a_looped_model_is_its_unrolled_copy"
+    reference: ClassVar[str] = "its unrolled copy"
 
     blocks: int = choice(1, 2, 3, 4, default=1, help="blocks with parameters of their own")
     order: str = choice("cycle", "repeat", default="cycle", help="blocks in turn, or each several times in a row")

@@ -62,6 +62,8 @@ class Decoder(AbstractStack):
 
     kind: ClassVar[str] = "decoder"
     paper: ClassVar[str] = "Language Models are Unsupervised Multitask Learners, Radford et al. 2019, section 2.3"
+    proof: ClassVar[str] = "test_future_tokens_do_not_change_the_past"
+    reference: ClassVar[str] = "the same tokens with later ones changed"
     direction: ClassVar[Direction] = Direction.CAUSAL
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
     position_direction: ClassVar[Direction] = Direction.CAUSAL
@@ -81,6 +83,8 @@ class Encoder(AbstractStack):
         "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding, Devlin et al. 2018, "
         "arXiv:1810.04805"
     )
+    proof: ClassVar[str] = "test_an_encoder_layer_equals_torch"
+    reference: ClassVar[str] = "torch nn.MultiheadAttention"
     direction: ClassVar[Direction] = Direction.BIDIRECTIONAL
     directions: ClassVar[frozenset[Direction]] = frozenset({Direction.BIDIRECTIONAL})
     position_direction: ClassVar[Direction] = Direction.BIDIRECTIONAL
@@ -99,6 +103,8 @@ class PrefixDecoder(AbstractStack):
         "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, Raffel et al. 2020, "
         "section 3.2.1, arXiv:1910.10683"
     )
+    proof: ClassVar[str] = "test_a_prefix_of_nothing_is_the_decoder_and_of_everything_the_encoder"
+    reference: ClassVar[str] = "the decoder and the encoder"
     direction: ClassVar[Direction] = Direction.CAUSAL
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     position_direction: ClassVar[Direction] = Direction.BIDIRECTIONAL

@@ -21,6 +21,8 @@ class Bilinear(AbstractFFN):
 
     kind: ClassVar[str] = "bilinear"
     paper: ClassVar[str] = "GLU Variants Improve Transformer, Shazeer 2020, eq. 5, arXiv:2002.05202"
+    proof: ClassVar[str] = "test_gated_forms_multiply_an_activated_gate"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = expansion_field()

@@ -40,6 +40,8 @@ class ClampedSwigluConfig(AbstractFFN):
 
     kind: ClassVar[str] = "clamped_swiglu"
     paper: ClassVar[str] = "gpt-oss-120b & gpt-oss-20b Model Card, OpenAI 2025, section 2.2, arXiv:2508.10925"
+    proof: ClassVar[str] = "test_clamped_swiglu_equals_gpt_oss"
+    reference: ClassVar[str] = "transformers GptOssExperts"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = expansion_field()

@@ -18,6 +18,8 @@ class Geglu(AbstractFFN):
 
     kind: ClassVar[str] = "geglu"
     paper: ClassVar[str] = "GLU Variants Improve Transformer, Shazeer 2020, eq. 6, arXiv:2002.05202"
+    proof: ClassVar[str] = "test_gated_forms_multiply_an_activated_gate"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = expansion_field()

@@ -30,6 +30,8 @@ class Gelu(AbstractFFN):
 
     kind: ClassVar[str] = "gelu"
     paper: ClassVar[str] = "Gaussian Error Linear Units, Hendrycks and Gimpel 2016, section 2, arXiv:1606.08415"
+    proof: ClassVar[str] = "test_plain_forms_are_two_matrices_around_their_activation"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = expansion_field()

@@ -20,6 +20,8 @@ class Glu(AbstractFFN):
     paper: ClassVar[str] = (
         "Language Modeling with Gated Convolutional Networks, Dauphin et al. 2017, eq. 1, arXiv:1612.08083"
     )
+    proof: ClassVar[str] = "test_gated_forms_multiply_an_activated_gate"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = expansion_field()

@@ -57,6 +57,8 @@ class Moe(AbstractFFN):
         "arXiv:1701.06538; Mixtral of Experts, Jiang et al. 2024, eq. 1, arXiv:2401.04088; ST-MoE, Zoph et al. 2022, "
         "eq. 5, arXiv:2202.08906"
     )
+    proof: ClassVar[str] = "test_renormalised_top_two_equals_mixtral"
+    reference: ClassVar[str] = "transformers MixtralSparseMoeBlock"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
 
@@ -126,6 +128,8 @@ class Switch(AbstractFFN):
         "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity, "
         "Fedus et al. 2021, eq. 4, arXiv:2101.03961"
     )
+    proof: ClassVar[str] = "test_switch_drops_whom_the_switch_transformer_drops"
+    reference: ClassVar[str] = "transformers SwitchTransformersTop1Router"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
 
@@ -172,6 +176,8 @@ class SharedMoe(AbstractFFN):
         "DeepSeekMoE: Towards Ultimate Expert Specialization in Mixture-of-Experts Language Models, Dai et al. 2024, "
         "eq. 9, arXiv:2401.06066"
     )
+    proof: ClassVar[str] = "test_without_routed_output_shared_experts_are_one_dense_network"
+    reference: ClassVar[str] = "one dense network of the shared experts"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
 
@@ -213,6 +219,8 @@ class BiasedMoe(AbstractFFN):
         "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, Wang et al. 2024, algorithm 1, "
         "arXiv:2408.15664; DeepSeek-V3 Technical Report 2024, eq. 16, arXiv:2412.19437"
     )
+    proof: ClassVar[str] = "test_shared_and_biased_experts_equal_deepseek_v3"
+    reference: ClassVar[str] = "transformers DeepseekV3MoE"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
 

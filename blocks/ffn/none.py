@@ -22,6 +22,8 @@ class NoneConfig(AbstractFFN):
     paper: ClassVar[str] = (
         "Augmenting Self-attention with Persistent Memory, Sukhbaatar et al. 2019, section 3, arXiv:1907.01470"
     )
+    proof: ClassVar[str] = "test_without_an_ffn_a_layer_is_its_mixer_and_has_no_second_norm"
+    reference: ClassVar[str] = "the mixer half of a layer"
     width_factor: ClassVar[float] = 1.0
     grows: ClassVar[bool] = False
     dense: ClassVar[bool] = False

@@ -18,6 +18,8 @@ class Relu(AbstractFFN):
 
     kind: ClassVar[str] = "relu"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, eq. 2, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_plain_forms_are_two_matrices_around_their_activation"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = expansion_field()

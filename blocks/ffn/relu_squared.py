@@ -24,6 +24,8 @@ class ReluSquared(AbstractFFN):
     paper: ClassVar[str] = (
         "Primer: Searching for Efficient Transformers for Language Modeling, So et al. 2021, arXiv:2109.08668"
     )
+    proof: ClassVar[str] = "test_plain_forms_are_two_matrices_around_their_activation"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = expansion_field()

@@ -21,6 +21,8 @@ class Silu(AbstractFFN):
         "Sigmoid-Weighted Linear Units for Neural Network Function Approximation in Reinforcement Learning, "
         "Elfwing et al. 2017, eq. 5, arXiv:1702.03118"
     )
+    proof: ClassVar[str] = "test_forms_equal_x_transformers"
+    reference: ClassVar[str] = "x-transformers FeedForward"
     width_factor: ClassVar[float] = 1.0
 
     expansion: float = expansion_field()

@@ -18,6 +18,8 @@ class Swiglu(AbstractFFN):
 
     kind: ClassVar[str] = "swiglu"
     paper: ClassVar[str] = "GLU Variants Improve Transformer, Shazeer 2020, eq. 6, arXiv:2002.05202"
+    proof: ClassVar[str] = "test_swiglu_equals_llama"
+    reference: ClassVar[str] = "transformers LlamaMLP"
     width_factor: ClassVar[float] = 2 / 3
 
     expansion: float = expansion_field()

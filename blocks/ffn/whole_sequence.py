@@ -82,6 +82,8 @@ class ExpertChoice(AbstractFFN):
     paper: ClassVar[str] = (
         "Mixture-of-Experts with Expert Choice Routing, Zhou et al. 2022, section 3.2, arXiv:2202.09368"
     )
+    proof: ClassVar[str] = "test_expert_choice_gives_every_expert_the_same_number_of_its_best_tokens"
+    reference: ClassVar[str] = "its choice, expert by expert in the test"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
     directions: ClassVar[frozenset[Direction]] = BIDIRECTIONAL_ONLY
@@ -113,6 +115,8 @@ class SoftMoe(AbstractFFN):
     paper: ClassVar[str] = (
         "From Sparse to Soft Mixtures of Experts, Puigcerver et al. 2023, eq. 1 and 2, arXiv:2308.00951"
     )
+    proof: ClassVar[str] = "test_soft_experts_mix_tokens_into_slots_and_slots_into_tokens"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     width_factor: ClassVar[float] = 2 / 3
     dense: ClassVar[bool] = False
     directions: ClassVar[frozenset[Direction]] = BIDIRECTIONAL_ONLY

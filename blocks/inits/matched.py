@@ -31,6 +31,8 @@ class TFixup(AbstractInit):
         "Improving Transformer Optimization Through Better Initialization, Huang et al. 2020 (ICML), section 3.2, the "
         "rule for layers without cross-attention"
     )
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
@@ -50,6 +52,8 @@ class FixupInit(AbstractInit):
     paper: ClassVar[str] = (
         "Fixup Initialization: Residual Learning Without Normalization, Zhang et al. 2019, section 3, arXiv:1901.09321"
     )
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.BRANCH_BIASES})
     opens_later: ClassVar[bool] = True
 
@@ -69,6 +73,8 @@ class DeepNormInit(AbstractInit):
 
     kind: ClassVar[str] = "deepnorm"
     paper: ClassVar[str] = "DeepNet: Scaling Transformers to 1,000 Layers, Wang et al. 2022, table 2, arXiv:2203.00555"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
@@ -85,6 +91,8 @@ class Magneto(AbstractInit):
 
     kind: ClassVar[str] = "magneto"
     paper: ClassVar[str] = "Foundation Transformers (Magneto), Wang et al. 2022, section 2.2, arXiv:2210.06423"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.INNER_NORMS})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:

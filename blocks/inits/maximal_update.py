@@ -50,6 +50,8 @@ class Mup(AbstractInit):
         "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer, Yang et al. 2022, "
         "tables 8 and 9, arXiv:2203.03466"
     )
+    proof: ClassVar[str] = "test_numbers_from_32_to_256_are_those_of_the_mup_package"
+    reference: ClassVar[str] = "the numbers that the package mup gives"
 
     base_width: int = choice(32, 64, 128, 256, default=64, help="the d_model at which learning rates are as given")
 
@@ -80,6 +82,8 @@ class CompleteP(AbstractInit):
         "arXiv:2505.01618; exponent 1/2 is Tensor Programs VI: Feature Learning in Infinite-Depth Neural Networks, "
         "Yang et al. 2023, arXiv:2310.02244"
     )
+    proof: ClassVar[str] = "test_depth_divides_branches_and_paces_layers"
+    reference: ClassVar[str] = "the published multipliers"
 
     base_width: int = choice(32, 64, 128, 256, default=64, help="the d_model at which learning rates are as given")
     base_layers: int = choice(1, 2, 4, default=2, help="the number of layers at which they are")

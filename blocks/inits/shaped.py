@@ -24,6 +24,8 @@ class TruncatedNormal(AbstractInit):
 
     kind: ClassVar[str] = "truncated_normal"
     paper: ClassVar[str] = "BERT, Devlin et al. 2018, appendix A.2 and its code, arXiv:1810.04805"
+    proof: ClassVar[str] = "test_cutting_the_tails_lowers_the_deviation_unless_it_is_restored"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     cut: float = choice(2.0, 3.0, default=2.0, help="where tails end, in widths of the Gaussian")
     rescaled: bool = choice(
@@ -48,6 +50,8 @@ class Orthogonal(AbstractInit):
         "Exact Solutions to the Nonlinear Dynamics of Learning in Deep Linear Neural Networks, Saxe et al. 2013, "
         "section 3, arXiv:1312.6120"
     )
+    proof: ClassVar[str] = "test_orthogonal_matrices_are_rotations_as_far_as_their_shape_allows"
+    reference: ClassVar[str] = "the identity, as the product of a matrix and its transpose"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return fan_out**-0.5 if role in TABLES else max(fan_in, fan_out) ** -0.5
@@ -73,6 +77,8 @@ class Mimetic(AbstractInit):
     paper: ClassVar[str] = (
         "Mimetic Initialization of Self-Attention Layers, Trockman and Kolter 2023, section 4, arXiv:2305.09828"
     )
+    proof: ClassVar[str] = "test_mimetic_products_lie_near_plus_and_minus_the_identity"
+    reference: ClassVar[str] = "the published products of matrices"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return fan_out**-0.5 if role in TABLES else math.sqrt(2 / (fan_in + fan_out))
@@ -135,6 +141,8 @@ class DepthScaled(AbstractInit):
         "Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention, Zhang et al. 2019, eq. 10, "
         "arXiv:1908.11365, with the constants of TorchTitan, Liang et al. 2024, arXiv:2410.06511"
     )
+    proof: ClassVar[str] = "test_depth_scaled_outputs_shrink_layer_by_layer"
+    reference: ClassVar[str] = "the published deviations, by layer in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return self.std_at(role, fan_in, fan_out, layers, layers - 1)
@@ -163,6 +171,8 @@ class ZeroOutputs(AbstractInit):
         "nanochat, Karpathy 2025; zero branches after Accurate, Large Minibatch SGD, Goyal et al. 2017, section 5.1, "
         "arXiv:1706.02677"
     )
+    proof: ClassVar[str] = "test_zero_outputs_make_every_layer_the_identity_and_the_loss_that_of_guessing"
+    reference: ClassVar[str] = "the identity"
     opens_later: ClassVar[bool] = True
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:

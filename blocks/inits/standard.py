@@ -23,6 +23,8 @@ class ScaledNormal(AbstractInit):
 
     kind: ClassVar[str] = "scaled_normal"
     paper: ClassVar[str] = "Language Models are Unsupervised Multitask Learners, Radford et al. 2019, section 2.3"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return GPT2_STD / math.sqrt(2 * layers) if role in RESIDUAL_OUTPUTS else GPT2_STD
@@ -40,6 +42,8 @@ class Xavier(AbstractInit):
     paper: ClassVar[str] = (
         "Understanding the Difficulty of Training Deep Feedforward Neural Networks, Glorot and Bengio 2010, eq. 16"
     )
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     distribution: str = choice(
         "normal", "uniform", default="normal", opt_in=True, help="shape of the draw; the variance is the same"
@@ -64,6 +68,8 @@ class SmallInit(AbstractInit):
     paper: ClassVar[str] = (
         "GPT-NeoX-20B, Black et al. 2022, arXiv:2204.06745, after Transformers without Tears, Nguyen and Salazar 2019"
     )
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         if role in RESIDUAL_OUTPUTS:
@@ -81,6 +87,8 @@ class Wang(AbstractInit):
 
     kind: ClassVar[str] = "wang"
     paper: ClassVar[str] = "GPT-J-6B and Mesh Transformer JAX, Wang and Komatsuzaki 2021"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         if role in RESIDUAL_OUTPUTS:
@@ -98,6 +106,8 @@ class Kaiming(AbstractInit):
 
     kind: ClassVar[str] = "kaiming"
     paper: ClassVar[str] = "Delving Deep into Rectifiers, He et al. 2015, eq. 10, arXiv:1502.01852"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return fan_out**-0.5 if role in TABLES else math.sqrt(2 / fan_in)
@@ -113,6 +123,8 @@ class Lecun(AbstractInit):
 
     kind: ClassVar[str] = "lecun"
     paper: ClassVar[str] = "Efficient BackProp, LeCun et al. 1998, eq. 16"
+    proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
+    reference: ClassVar[str] = "the published deviations, by role in the test"
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return (fan_out if role in TABLES else fan_in) ** -0.5
@@ -131,6 +143,8 @@ class Table(AbstractInit):
         "A table that circulates in tutorials, after Attention Is All You Need, Vaswani et al. 2017, section 3.4, and "
         "Language Models are Unsupervised Multitask Learners, Radford et al. 2019, section 2.3"
     )
+    proof: ClassVar[str] = "test_the_table_as_printed_is_he_s_rule_and_not_xavier_s"
+    reference: ClassVar[str] = "the printed formulas"
 
     reading: str = choice(
         "printed",

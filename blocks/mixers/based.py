@@ -33,6 +33,8 @@ class Based(AbstractMixer):
         "Simple Linear Attention Language Models Balance the Recall-Throughput Tradeoff, Arora et al. 2024, "
         "arXiv:2402.18668"
     )
+    proof: ClassVar[str] = "test_based_equals_flash_linear_attention"
+    reference: ClassVar[str] = "flash-linear-attention naive_parallel_based"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     packs: ClassVar[bool] = True
 

@@ -42,6 +42,8 @@ class Cosformer(AbstractMixer):
 
     kind: ClassVar[str] = "cosformer"
     paper: ClassVar[str] = "cosFormer: Rethinking Softmax in Attention, Qin et al. 2022, arXiv:2202.08791"
+    proof: ClassVar[str] = "test_cosformer_is_its_quadratic_form"
+    reference: ClassVar[str] = "its quadratic form, written out in the test"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

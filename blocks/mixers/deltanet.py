@@ -20,6 +20,8 @@ class Deltanet(AbstractMixer):
         "Linear Transformers with the Delta Rule over Sequence Length, Yang et al. 2024, arXiv:2406.06484; Unlocking "
         "State-Tracking in Linear RNNs Through Negative Eigenvalues, Grazzi et al. 2024, arXiv:2411.12537"
     )
+    proof: ClassVar[str] = "test_deltanet_is_its_recurrence_over_unit_queries_and_keys"
+    reference: ClassVar[str] = "flash-linear-attention delta_rule_recurrence"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     packs: ClassVar[bool] = True
 

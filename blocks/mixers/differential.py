@@ -107,6 +107,8 @@ class Differential(AbstractMixer):
 
     kind: ClassVar[str] = "differential"
     paper: ClassVar[str] = "Differential Transformer, Ye et al. 2024, arXiv:2410.05258"
+    proof: ClassVar[str] = "test_differential_attention_equals_diffllama"
+    reference: ClassVar[str] = "transformers DiffLlamaAttention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     value_projection: ClassVar[bool] = True
 

@@ -109,6 +109,8 @@ class Forgetting(AbstractMixer):
     paper: ClassVar[str] = (
         "Forgetting Transformer: Softmax Attention with a Forget Gate, Lin et al. 2025, arXiv:2503.02130"
     )
+    proof: ClassVar[str] = "test_forgetting_attention_equals_flash_linear_attention"
+    reference: ClassVar[str] = "flash-linear-attention naive_forgetting_attn"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     """No bias on the logits: the gate is one already."""
     value_projection: ClassVar[bool] = True

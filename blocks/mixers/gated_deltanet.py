@@ -34,6 +34,8 @@ class GatedDeltanet(AbstractMixer):
         "Gated Delta Networks: Improving Mamba2 with Delta Rule, Yang et al. 2024, arXiv:2412.06464; Unlocking "
         "State-Tracking in Linear RNNs Through Negative Eigenvalues, Grazzi et al. 2024, arXiv:2411.12537"
     )
+    proof: ClassVar[str] = "test_decays_per_head_equal_flash_linear_attention_and_qwen3_next"
+    reference: ClassVar[str] = "flash-linear-attention naive_recurrent_gated_delta_rule; transformers Qwen3-Next"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     packs: ClassVar[bool] = True
 

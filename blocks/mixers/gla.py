@@ -43,6 +43,8 @@ class Gla(AbstractMixer):
     paper: ClassVar[str] = (
         "Gated Linear Attention Transformers with Hardware-Efficient Training, Yang et al. 2023, arXiv:2312.06635"
     )
+    proof: ClassVar[str] = "test_gla_is_its_recurrence_under_sixteenth_root_gates"
+    reference: ClassVar[str] = "flash-linear-attention naive_recurrent_gla"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

@@ -52,6 +52,8 @@ class Hgrn2(AbstractMixer):
 
     kind: ClassVar[str] = "hgrn2"
     paper: ClassVar[str] = "HGRN2: Gated Linear RNNs with State Expansion, Qin et al. 2024, arXiv:2404.07904"
+    proof: ClassVar[str] = "test_hgrn2_is_gla_with_keys_tied_to_the_gates"
+    reference: ClassVar[str] = "flash-linear-attention naive_recurrent_gla"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

@@ -145,6 +145,8 @@ class Hyena(AbstractMixer):
     paper: ClassVar[str] = (
         "Hyena Hierarchy: Towards Larger Convolutional Language Models, Poli et al. 2023, arXiv:2302.10866"
     )
+    proof: ClassVar[str] = "test_hyena_is_a_gated_direct_convolution"
+    reference: ClassVar[str] = "torch conv1d"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
     width: int = choice(32, 64, 128, 256, default=128, help="channels that are convolved; decoding keeps one per token")

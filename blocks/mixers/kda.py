@@ -48,6 +48,8 @@ class Kda(AbstractMixer):
 
     kind: ClassVar[str] = "kda"
     paper: ClassVar[str] = "Kimi Linear: An Expressive, Efficient Attention Architecture, 2025, arXiv:2510.26692"
+    proof: ClassVar[str] = "test_decays_per_channel_equal_kda_of_flash_linear_attention"
+    reference: ClassVar[str] = "flash-linear-attention naive_recurrent_kda"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

@@ -107,6 +107,8 @@ class Linear(AbstractMixer):
         "arXiv:2006.16236; Linear Transformers Are Secretly Fast Weight Programmers, Schlag et al. 2021, "
         "arXiv:2102.11174"
     )
+    proof: ClassVar[str] = "test_linear_attention_equals_flash_linear_attention"
+    reference: ClassVar[str] = "flash-linear-attention naive_recurrent_linear_attn"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True

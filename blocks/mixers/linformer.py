@@ -78,6 +78,8 @@ class Linformer(AbstractMixer):
 
     kind: ClassVar[str] = "linformer"
     paper: ClassVar[str] = "Linformer: Self-Attention with Linear Complexity, Wang et al. 2020, arXiv:2006.04768"
+    proof: ClassVar[str] = "test_linformer_is_softmax_over_projected_rows"
+    reference: ClassVar[str] = "softmax attention over projected keys and values"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     directions: ClassVar[frozenset[Direction]] = frozenset({Direction.BIDIRECTIONAL})
     """Every row of keys mixes all places: no part of it could be kept from an earlier query."""

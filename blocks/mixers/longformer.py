@@ -164,6 +164,8 @@ class Longformer(AbstractMixer):
 
     kind: ClassVar[str] = "longformer"
     paper: ClassVar[str] = "Longformer: The Long-Document Transformer, Beltagy et al. 2020, arXiv:2004.05150"
+    proof: ClassVar[str] = "test_longformer_as_an_encoder_equals_transformers"
+    reference: ClassVar[str] = "transformers LongformerSelfAttention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
 

@@ -107,6 +107,8 @@ class Mamba2(AbstractMixer):
         "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality, "
         "Dao and Gu 2024, arXiv:2405.21060"
     )
+    proof: ClassVar[str] = "test_mamba2_equals_transformers"
+    reference: ClassVar[str] = "transformers Mamba2Mixer"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

@@ -136,6 +136,8 @@ class Mla(AbstractMixer):
         "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model, DeepSeek-AI 2024, "
         "section 2.1, arXiv:2405.04434"
     )
+    proof: ClassVar[str] = "test_latent_attention_equals_deepseek_v3"
+    reference: ClassVar[str] = "transformers DeepseekV3Attention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """Rotation and scaling reach the decoupled channels alone: on the latent they would forbid absorption."""
 

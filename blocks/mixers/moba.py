@@ -65,6 +65,8 @@ class Moba(AbstractMixer):
 
     kind: ClassVar[str] = "moba"
     paper: ClassVar[str] = "MoBA: Mixture of Block Attention for Long-Context LLMs, Lu et al. 2025, arXiv:2502.13189"
+    proof: ClassVar[str] = "test_moba_chooses_the_best_blocks_and_its_own"
+    reference: ClassVar[str] = "a dense mask over blocks ranked one by one"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """The choice of blocks goes by rotated keys and not by biases."""
     value_projection: ClassVar[bool] = True

@@ -204,6 +204,8 @@ class MultiscalePool(AbstractMixer):
         "Funnel-Transformer: Filtering out Sequential Redundancy for Efficient Language Processing, Dai et al. 2020, "
         "arXiv:2006.03236"
     )
+    proof: ClassVar[str] = "test_pooled_attention_equals_its_definition"
+    reference: ClassVar[str] = "its definition, token by token in the test"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """A block stands at the position of its last token; its keys are averaged before they are rotated."""
     value_projection: ClassVar[bool] = True

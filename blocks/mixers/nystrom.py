@@ -100,6 +100,8 @@ class Nystrom(AbstractMixer):
     paper: ClassVar[str] = (
         "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention, Xiong et al. 2021, arXiv:2102.03902"
     )
+    proof: ClassVar[str] = "test_nystrom_equals_transformers"
+    reference: ClassVar[str] = "transformers NystromformerSelfAttention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     directions: ClassVar[frozenset[Direction]] = frozenset({Direction.BIDIRECTIONAL})
     """A landmark is a mean over a segment, later tokens included."""

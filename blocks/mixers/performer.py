@@ -123,6 +123,8 @@ class Performer(AbstractMixer):
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Rethinking Attention with Performers, Choromanski et al. 2020, arXiv:2009.14794"
+    proof: ClassVar[str] = "test_performer_is_the_quotient_of_its_features"
+    reference: ClassVar[str] = "its quadratic form, written out in the test"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

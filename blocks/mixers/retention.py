@@ -34,6 +34,8 @@ class Retention(AbstractMixer):
     paper: ClassVar[str] = (
         "Retentive Network: A Successor to Transformer for Large Language Models, Sun et al. 2023, arXiv:2307.08621"
     )
+    proof: ClassVar[str] = "test_retention_is_its_parallel_form_under_group_norm"
+    reference: ClassVar[str] = "flash-linear-attention naive_retention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
     packs: ClassVar[bool] = True
 

@@ -128,6 +128,10 @@ class Rwkv7(AbstractMixer):
 
     kind: ClassVar[str] = "rwkv7"
     paper: ClassVar[str] = 'RWKV-7 "Goose" with Expressive Dynamic State Evolution, Peng et al. 2025, arXiv:2503.14456'
+    proof: ClassVar[str] = "test_rwkv7_is_its_equations"
+    reference: ClassVar[str] = (
+        "its published recurrence, token by token; flash-linear-attention dplr_recurrence for its scan"
+    )
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     packs: ClassVar[bool] = True
 

@@ -19,6 +19,8 @@ class Softmax(AbstractMixer):
         "Transformer Models from Multi-Head Checkpoints, Ainslie et al. 2023, arXiv:2305.13245; Query-Key "
         "Normalization for Transformers, Henry et al. 2020, arXiv:2010.04245"
     )
+    proof: ClassVar[str] = "test_softmax_equals_torch_multihead_attention"
+    reference: ClassVar[str] = "torch nn.MultiheadAttention"
     offers: ClassVar[frozenset[Hook]] = frozenset(Hook)
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     packs: ClassVar[bool] = True

@@ -51,6 +51,8 @@ class StridedSparse(AbstractMixer):
 
     kind: ClassVar[str] = "strided_sparse"
     paper: ClassVar[str] = "Generating Long Sequences with Sparse Transformers, Child et al. 2019, arXiv:1904.10509"
+    proof: ClassVar[str] = "test_sparse_attention_is_softmax_under_its_pattern"
+    reference: ClassVar[str] = "softmax attention under a dense mask"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     value_projection: ClassVar[bool] = True
 

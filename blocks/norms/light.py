@@ -47,6 +47,8 @@ class ScaleNormConfig(AbstractNorm):
 
     kind: ClassVar[str] = "scalenorm"
     paper: ClassVar[str] = "Transformers without Tears, Nguyen and Salazar 2019, eq. 3, arXiv:1910.05895"
+    proof: ClassVar[str] = "test_scalenorm_gives_every_row_the_same_length_and_equals_x_transformers"
+    reference: ClassVar[str] = "x-transformers ScaleNorm"
 
     def build(self, width: int) -> nn.Module:
         return ScaleNorm(width)
@@ -59,6 +61,8 @@ class DynamicTanhConfig(AbstractNorm):
 
     kind: ClassVar[str] = "dyt"
     paper: ClassVar[str] = "Transformers without Normalization, Zhu et al. 2025, eq. 2, arXiv:2503.10622"
+    proof: ClassVar[str] = "test_dynamic_tanh_equals_x_transformers_and_looks_at_one_channel_at_a_time"
+    reference: ClassVar[str] = "x-transformers DynamicTanh"
 
     alpha: float = choice(0.2, 0.5, 1.0, default=0.5, help="first value of the slope before the tanh")
 

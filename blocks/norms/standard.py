@@ -56,6 +56,8 @@ class LayerNormConfig(AbstractNorm):
 
     kind: ClassVar[str] = "layernorm"
     paper: ClassVar[str] = "Layer Normalization, Ba et al. 2016, eq. 4, arXiv:1607.06450"
+    proof: ClassVar[str] = "test_layernorm_equals_torch_and_ignores_shift_and_scale"
+    reference: ClassVar[str] = "torch nn.LayerNorm"
 
     gain: bool = choice(
         True, False, default=True, opt_in=True, neutral=True, help="whether each channel has a learned gain"
@@ -75,6 +77,8 @@ class RMSNormConfig(AbstractNorm):
 
     kind: ClassVar[str] = "rmsnorm"
     paper: ClassVar[str] = "Root Mean Square Layer Normalization, Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467"
+    proof: ClassVar[str] = "test_rmsnorm_equals_llama_and_ignores_scale_but_not_shift"
+    reference: ClassVar[str] = "transformers LlamaRMSNorm"
 
     gain: bool = choice(
         True, False, default=True, opt_in=True, neutral=True, help="whether each channel has a learned gain"

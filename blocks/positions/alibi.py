@@ -48,6 +48,8 @@ class Alibi(AbstractPosition):
         "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation, Press et al. 2021, "
         "arXiv:2108.12409"
     )
+    proof: ClassVar[str] = "test_alibi_equals_bloom_up_to_a_shift_per_row_and_x_transformers"
+    reference: ClassVar[str] = "transformers build_alibi_tensor of Bloom; x-transformers"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:

@@ -51,6 +51,8 @@ class Conditional(AbstractPosition):
     paper: ClassVar[str] = (
         "Conditional Positional Encodings for Vision Transformers, section 3.2, Chu et al. 2021, arXiv:2102.10882"
     )
+    proof: ClassVar[str] = "test_conditional_positions_equal_a_depthwise_convolution_with_zeros_outside"
+    reference: ClassVar[str] = "torch nn.Conv1d(groups=channels)"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
     mixes_tokens: ClassVar[bool] = True
 

@@ -62,6 +62,8 @@ class Cope(AbstractPosition):
         "Contextual Position Encoding: Learning to Count What's Important, section 4, Golovneva et al. 2024, "
         "arXiv:2405.18719"
     )
+    proof: ClassVar[str] = "test_contextual_positions_equal_x_transformers"
+    reference: ClassVar[str] = "x-transformers CoPE"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.CONTENT_BIAS})
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
 

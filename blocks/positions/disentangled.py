@@ -64,6 +64,8 @@ class Disentangled(AbstractPosition):
     paper: ClassVar[str] = (
         "DeBERTa: Decoding-enhanced BERT with Disentangled Attention, eq. 4, He et al. 2020, arXiv:2006.03654"
     )
+    proof: ClassVar[str] = "test_disentangled_attention_equals_deberta"
+    reference: ClassVar[str] = "transformers DisentangledSelfAttention of DeBERTa v2"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.CONTENT_BIAS, Hook.SCALE})
 
     span: int = choice(8, 16, 32, 64, default=16, help="distances from here on share one vector")

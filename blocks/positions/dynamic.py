@@ -38,6 +38,8 @@ class Dynamic(AbstractPosition):
     paper: ClassVar[str] = (
         "Swin Transformer V2: Scaling Up Capacity and Resolution, eq. 3 and 4, Liu et al. 2021, arXiv:2111.09883"
     )
+    proof: ClassVar[str] = "test_dynamic_bias_equals_x_transformers"
+    reference: ClassVar[str] = "x-transformers DynamicPositionBias"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     hidden: int = choice(16, 32, 64, default=32, help="hidden units of the network")

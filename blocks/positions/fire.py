@@ -64,6 +64,8 @@ class Fire(AbstractPosition):
         "Functional Interpolation for Relative Positions Improves Long Context Transformers, eq. 19, Li et al. 2023, "
         "arXiv:2310.04418"
     )
+    proof: ClassVar[str] = "test_fire_is_its_formula_and_learns_its_threshold"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS, Hook.PLACE})
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
     relative: ClassVar[bool] = False

@@ -62,6 +62,8 @@ class Kerple(AbstractPosition):
         "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation, eq. 4 and 5, Chi et al. 2022, "
         "arXiv:2205.09921"
     )
+    proof: ClassVar[str] = "test_kerple_is_its_formula_and_its_exponent_stays_below_two"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     form: str = choice("log", "power", default="log", help="curve of the penalty: r1 log(1 + r2 d), or r1 d^r2")

@@ -50,6 +50,8 @@ class Learned(AbstractPosition):
 
     kind: ClassVar[str] = "learned"
     paper: ClassVar[str] = "Convolutional Sequence to Sequence Learning, Gehring et al. 2017, arXiv:1705.03122"
+    proof: ClassVar[str] = "test_learned_rows_are_the_rows_of_the_table"
+    reference: ClassVar[str] = "the rows of its table"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
     beyond: str = choice(

@@ -55,6 +55,8 @@ class LearnedInterp(AbstractPosition):
         "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale, section 3.2, Dosovitskiy et al. "
         "2020, arXiv:2010.11929"
     )
+    proof: ClassVar[str] = "test_resizing_equals_torch_interpolate"
+    reference: ClassVar[str] = "torch nn.functional.interpolate"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:

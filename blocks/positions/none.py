@@ -18,6 +18,8 @@ class NoPosition(AbstractPosition):
         "2022, arXiv:2203.16634; The Impact of Positional Encoding on Length Generalization in Transformers, "
         "Kazemnejad et al. 2023, arXiv:2305.19466"
     )
+    proof: ClassVar[str] = "test_without_positions_a_causal_layer_sees_a_set_and_two_layers_do_not"
+    reference: ClassVar[str] = "the same tokens in another order"
     needs: ClassVar[frozenset[Hook]] = frozenset()
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
 

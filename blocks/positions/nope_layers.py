@@ -21,6 +21,8 @@ class NopeLayers(AbstractPosition):
         "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy, Yang et al. 2025, arXiv:2501.18795; SmolLM3, "
         "Bakouch et al. 2025"
     )
+    proof: ClassVar[str] = "test_every_kth_layer_has_no_positions_as_in_smollm3"
+    reference: ClassVar[str] = "the layers of SmolLM3Config of transformers"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     every: int = choice(2, 3, 4, default=4, help="the last of every so many layers has no positions")

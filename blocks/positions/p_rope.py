@@ -23,6 +23,8 @@ class PRope(AbstractPosition):
         "Round and Round We Go! What Makes Rotary Positional Encodings Useful?, section 6, Barbero et al. 2024, "
         "arXiv:2410.06205"
     )
+    proof: ClassVar[str] = "test_p_rope_turns_the_highest_frequencies_and_no_other"
+    reference: ClassVar[str] = "rotary on the channels that turn, the identity on the rest"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     kept: float = choice(0.25, 0.5, 0.75, default=0.75, help="share of the frequencies that stays, the highest ones")

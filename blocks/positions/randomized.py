@@ -57,6 +57,8 @@ class Randomized(AbstractPosition):
         "Randomized Positional Encodings Boost Length Generalization of Transformers, Ruoss et al. 2023, "
         "arXiv:2305.16843"
     )
+    proof: ClassVar[str] = "test_an_ordered_sample_is_ascending_without_repeats_and_uniform"
+    reference: ClassVar[str] = "the uniform distribution of ordered samples"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
     inside: str = choice("sinusoidal", "learned", default="sinusoidal", help="what a position adds to the embedding")

@@ -23,6 +23,8 @@ class RopePartial(AbstractPosition):
         "GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.1.1, Black et al. 2022, "
         "arXiv:2204.06745, after GPT-J, Wang and Komatsuzaki 2021"
     )
+    proof: ClassVar[str] = "test_partial_rotation_equals_gpt_neox"
+    reference: ClassVar[str] = "transformers apply_rotary_pos_emb of GPT-NeoX"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     fraction: float = choice(0.25, 0.5, 0.75, default=0.25, help="share of each head's channels that is rotated")

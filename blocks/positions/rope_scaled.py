@@ -33,6 +33,8 @@ class RopeScaled(AbstractPosition):
         "arXiv:2306.15595; YaRN: Efficient Context Window Extension of Large Language Models, Peng et al. 2023, "
         "arXiv:2309.00071; The Llama 3 Herd of Models, 2024, arXiv:2407.21783"
     )
+    proof: ClassVar[str] = "test_scaled_frequencies_equal_transformers"
+    reference: ClassVar[str] = "transformers ROPE_INIT_FUNCTIONS"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE, Hook.SCALE})
 
     method: str = choice(

@@ -54,6 +54,8 @@ class Rotary(AbstractPosition):
         "RoFormer: Enhanced Transformer with Rotary Position Embedding, Su et al. 2021, arXiv:2104.09864; Effective "
         "Long-Context Scaling of Foundation Models, section 4.1 on the base, Xiong et al. 2023, arXiv:2309.16039"
     )
+    proof: ClassVar[str] = "test_rotary_equals_llama"
+    reference: ClassVar[str] = "transformers apply_rotary_pos_emb of Llama; x-transformers"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE})
 
     base: float = choice(

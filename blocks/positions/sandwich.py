@@ -48,6 +48,8 @@ class Sandwich(AbstractPosition):
         "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis, section 5, Chi et al. "
         "2023, arXiv:2212.10356"
     )
+    proof: ClassVar[str] = "test_sandwich_is_the_product_of_sinusoidal_positions_up_to_a_constant_per_head"
+    reference: ClassVar[str] = "products of sinusoidal positions"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     width: int = choice(

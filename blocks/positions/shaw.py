@@ -58,6 +58,8 @@ class Shaw(AbstractPosition):
     paper: ClassVar[str] = (
         "Self-Attention with Relative Position Representations, eq. 4, Shaw et al. 2018, arXiv:1803.02155"
     )
+    proof: ClassVar[str] = "test_shaw_adds_a_vector_per_clipped_distance_to_each_key"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.CONTENT_BIAS})
 
     farthest: int = choice(8, 16, 32, 64, default=16, help="distances from here on share one vector")

@@ -43,6 +43,8 @@ class Sinusoidal(AbstractPosition):
 
     kind: ClassVar[str] = "sinusoidal"
     paper: ClassVar[str] = "Attention Is All You Need, section 3.5, Vaswani et al. 2017, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_sinusoids_equal_marian_up_to_the_order_of_channels"
+    reference: ClassVar[str] = "transformers MarianSinusoidalPositionalEmbedding"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
 
     amplitude: float = choice(

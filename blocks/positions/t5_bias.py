@@ -59,6 +59,8 @@ class T5Bias(AbstractPosition):
         "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, section 2.1, Raffel et al. "
         "2020, arXiv:1910.10683"
     )
+    proof: ClassVar[str] = "test_t5_buckets_and_bias_equal_transformers_and_x_transformers"
+    reference: ClassVar[str] = "transformers T5Attention; x-transformers"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.SCORE_BIAS})
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:

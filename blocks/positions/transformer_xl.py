@@ -58,6 +58,8 @@ class TransformerXL(AbstractPosition):
         "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context, section 3.3, Dai et al. 2019, "
         "arXiv:1901.02860"
     )
+    proof: ClassVar[str] = "test_transformer_xl_equals_xlnet_in_both_directions"
+    reference: ClassVar[str] = "transformers XLNetRelativeAttention"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.CONTENT_BIAS})
 
     def build(self, dims: Dims, heads: HeadShape) -> PositionModule:

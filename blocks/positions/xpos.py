@@ -61,6 +61,8 @@ class Xpos(AbstractPosition):
 
     kind: ClassVar[str] = "xpos"
     paper: ClassVar[str] = "A Length-Extrapolatable Transformer, Sun et al. 2022, arXiv:2212.10554"
+    proof: ClassVar[str] = "test_xpos_scores_equal_x_transformers"
+    reference: ClassVar[str] = "x-transformers RotaryEmbedding(use_xpos=True)"
     needs: ClassVar[frozenset[Hook]] = frozenset({Hook.ROTATE, Hook.SCALE})
     directions: ClassVar[frozenset[Direction]] = CAUSAL_ONLY
 

@@ -42,6 +42,8 @@ class NoPremixer(AbstractPremixer):
 
     kind: ClassVar[str] = "none"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, arXiv:1706.03762"
+    proof: ClassVar[str] = "test_no_premixer_passes_its_input"
+    reference: ClassVar[str] = "the identity"
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     packs: ClassVar[bool] = True
 

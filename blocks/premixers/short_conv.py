@@ -49,6 +49,8 @@ class ShortConv(AbstractPremixer):
         "Hungry Hungry Hippos: Towards Language Modeling with State Space Models, Fu et al. 2022, arXiv:2212.14052; "
         "Mamba: Linear-Time Sequence Modeling with Selective State Spaces, Gu and Dao 2023, arXiv:2312.00752"
     )
+    proof: ClassVar[str] = "test_short_convolution_equals_a_depthwise_convolution"
+    reference: ClassVar[str] = "torch conv1d(groups=channels)"
 
     width: int = choice(2, 3, 4, default=4, help="tokens each channel mixes, the current one included")
 

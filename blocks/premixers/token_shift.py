@@ -44,6 +44,8 @@ class TokenShift(AbstractPremixer):
 
     kind: ClassVar[str] = "token_shift"
     paper: ClassVar[str] = "RWKV: Reinventing RNNs for the Transformer Era, Peng et al. 2023, eq. 9, arXiv:2305.13048"
+    proof: ClassVar[str] = "test_it_mixes_as_rwkv_does"
+    reference: ClassVar[str] = "its published formula, written out in the test"
     packs: ClassVar[bool] = True
 
     def build(self, dims: Dims) -> MixerModule:
