@@ -21,7 +21,7 @@ _MODULES = ("pattern", "residual", "hyper_connections", "stacks", "encoder_decod
 def register(config: Config) -> Config:
     """Class decorator: adds a frozen config dataclass to its family under its `kind`.
 
-    The family is the abstract class it derives from directly. Raises ValueError when the kind is taken.
+    The family is the root of the abstract class it derives from directly. Raises ValueError when the kind is taken.
     """
     family = family_of(config)
     kinds = _VARIANTS.setdefault(family, {})
@@ -38,9 +38,9 @@ def register(config: Config) -> Config:
 
 
 def family_of(config: type) -> type:
-    """The abstract family a config class belongs to."""
-    (family,) = (base for base in config.__bases__ if base.__name__.startswith("Abstract"))
-    return family
+    """The abstract family a config class belongs to: the root of the abstract class it derives from."""
+    (abstract,) = (base for base in config.__bases__ if base.__name__.startswith("Abstract"))
+    return [base for base in abstract.__mro__ if base.__name__.startswith("Abstract")][-1]
 
 
 def variants(family: type) -> Mapping[str, type[Any]]:

@@ -1,6 +1,7 @@
 """What placements are made of: the parts around one branch, and a layer of a mixer branch and an FFN branch."""
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from blocks.families import Context, Role, RoutedFFN, mark
+from blocks.families import AbstractNorm, AbstractPlacement, Context, Dims, Role, RoutedFFN, mark
 from blocks.ffn.none import NoFFN
 
 Branch = Callable[[Tensor], Tensor]
@@ -94,6 +95,29 @@ class Layer(nn.Module):
         if not self.has_ffn:
             return x
         return self.around_ffn(x, functools.partial(run_ffn, self.ffn, args))
+
+
+class AbstractEvenPlacement(AbstractPlacement):
+    """A placement that wraps every sublayer of a layer alike."""
+
+    @abstractmethod
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        """What stands around one sublayer of a layer, called with the stream and the branch."""
+
+    def build(
+        self,
+        dims: Dims,
+        layer: int,
+        norm: AbstractNorm,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        dropout: nn.Module,
+    ) -> nn.Module:
+        around_mixer, around_ffn = (self.around(dims, layer, norm, dropout) for _ in range(2))
+        return Layer(mixer, around_mixer, ffn, around_ffn)
+
+    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Sublayer(self.around(dims, layer, norm, dropout), branch)
 
 
 def run_branch(branch: nn.Module, args: tuple[Any, ...], x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

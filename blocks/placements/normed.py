@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from blocks.families import AbstractNorm, AbstractPlacement, Dims
 from blocks.ffn.none import NoFFN
-from blocks.placements.branches import Around, Layer, Sublayer, run_branch, run_ffn
+from blocks.placements.branches import AbstractEvenPlacement, Around, run_branch, run_ffn
 from blocks.registry import register
 from search_space.domains import choice
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Pre(AbstractPlacement):
+class Pre(AbstractEvenPlacement):
     """Norm before each sublayer and before the head: an identity path from end to end; trains without warm-up."""
 
     kind: ClassVar[str] = "pre"
@@ -24,28 +24,13 @@ class Pre(AbstractPlacement):
     reference: ClassVar[str] = "torch nn.TransformerEncoderLayer"
     final_norm: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=norm.build(dims.d_model))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Post(AbstractPlacement):
+class Post(AbstractEvenPlacement):
     """Norm after each residual addition, none before the head: the original form; wants warm-up when deep."""
 
     kind: ClassVar[str] = "post"
@@ -56,28 +41,13 @@ class Post(AbstractPlacement):
     additive: ClassVar[bool] = False
     norms_stream: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, outer=norm.build(dims.d_model))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Sandwich(AbstractPlacement):
+class Sandwich(AbstractEvenPlacement):
     """Norm before and after each sublayer, inside the residual branch: every branch adds unit scale at the start."""
 
     kind: ClassVar[str] = "sandwich"
@@ -88,28 +58,13 @@ class Sandwich(AbstractPlacement):
     reference: ClassVar[str] = "transformers Gemma2DecoderLayer"
     final_norm: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=norm.build(dims.d_model), after=norm.build(dims.d_model))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Peri(AbstractPlacement):
+class Peri(AbstractEvenPlacement):
     """Sandwich with a norm on the embedding too: the stream starts at unit scale and grows linearly at most."""
 
     kind: ClassVar[str] = "peri"
@@ -121,28 +76,13 @@ class Peri(AbstractPlacement):
     final_norm: ClassVar[bool] = True
     embedding_norm: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=norm.build(dims.d_model), after=norm.build(dims.d_model))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Reordered(AbstractPlacement):
+class Reordered(AbstractEvenPlacement):
     """Norm on the output of each sublayer only: sublayers read the residual stream as it is."""
 
     kind: ClassVar[str] = "reordered"
@@ -151,23 +91,8 @@ class Reordered(AbstractPlacement):
     reference: ClassVar[str] = "transformers Olmo2DecoderLayer"
     final_norm: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, after=norm.build(dims.d_model))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 class ParallelLayer(nn.Module):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from blocks.families import AbstractNorm, AbstractPlacement, Dims, InfeasibleArchitecture, Trait
+from blocks.families import AbstractNorm, Dims, InfeasibleArchitecture, Trait
 from blocks.multipliers import Multiply
-from blocks.placements.branches import Around, Gain, Layer, Shift, Sublayer
+from blocks.placements.branches import AbstractEvenPlacement, Around, Gain, Shift
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -19,7 +19,7 @@ def deepnorm_constants(layers: int) -> tuple[float, float]:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class DeepNorm(AbstractPlacement):
+class DeepNorm(AbstractEvenPlacement):
     """Post-norm of a residual stream scaled up with depth: post-norm that trains at hundreds of layers."""
 
     kind: ClassVar[str] = "deepnorm"
@@ -31,23 +31,8 @@ class DeepNorm(AbstractPlacement):
     norms_stream: ClassVar[bool] = True
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, outer=norm.build(dims.d_model), skip=deepnorm_constants(dims.layers)[0])
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
     def check(self, config: Any) -> None:
         if len(config.stack.directions) > 1:
@@ -59,7 +44,7 @@ class DeepNorm(AbstractPlacement):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class LnScaling(AbstractPlacement):
+class LnScaling(AbstractEvenPlacement):
     """Pre-norm whose norms shrink with the root of depth: deep layers add less, and so keep mattering."""
 
     kind: ClassVar[str] = "ln_scaling"
@@ -68,28 +53,13 @@ class LnScaling(AbstractPlacement):
     reference: ClassVar[str] = "its published formula, written out in the test"
     final_norm: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply((layer + 1) ** -0.5)))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class LayerScale(AbstractPlacement):
+class LayerScale(AbstractEvenPlacement):
     """Pre-norm whose branches are scaled per channel by learned factors that start small."""
 
     kind: ClassVar[str] = "layerscale"
@@ -102,28 +72,13 @@ class LayerScale(AbstractPlacement):
         1e-6, 1e-5, 0.1, default=0.1, help="first value of the factors; 0.1 to 18 layers, 1e-5 to 24, 1e-6 beyond"
     )
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=norm.build(dims.d_model), scale=Gain(dims.d_model, self.start))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class ReZero(AbstractPlacement):
+class ReZero(AbstractEvenPlacement):
     """No norms; each branch times a learned scalar that starts at 0, so that the model starts as its embedding."""
 
     kind: ClassVar[str] = "rezero"
@@ -136,28 +91,13 @@ class ReZero(AbstractPlacement):
     uses_norm: ClassVar[bool] = False
     opens_later: ClassVar[bool] = True
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, scale=Gain(1, 0.0))
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class NoNorm(AbstractPlacement):
+class NoNorm(AbstractEvenPlacement):
     """No norms at all: branches are added as they are; trains with an init made for it."""
 
     kind: ClassVar[str] = "no_norm"
@@ -170,28 +110,13 @@ class NoNorm(AbstractPlacement):
     uses_norm: ClassVar[bool] = False
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM})
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout)
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Fixup(AbstractPlacement):
+class Fixup(AbstractEvenPlacement):
     """No norms; a scalar bias before and after each branch and a learned multiplier take their place."""
 
     kind: ClassVar[str] = "fixup"
@@ -204,20 +129,5 @@ class Fixup(AbstractPlacement):
     uses_norm: ClassVar[bool] = False
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM, Trait.BRANCH_BIASES})
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=Shift(), after=Gain(1, 1.0), scale=Shift())
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blocks.families import AbstractNorm, AbstractPlacement, Dims, Role, Trait, mark
 from blocks.multipliers import Multiply
-from blocks.placements.branches import Around, Branch, Layer, Sublayer, run_ffn
+from blocks.placements.branches import AbstractEvenPlacement, Around, Branch, Layer, Sublayer, run_ffn
 from blocks.placements.inner import norm_inputs, norm_outputs
 from blocks.placements.normed import Pre
 from blocks.registry import register
@@ -115,7 +115,7 @@ class HybridNorm(AbstractPlacement):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class MixLn(AbstractPlacement):
+class MixLn(AbstractEvenPlacement):
     """Post-norm in the first layers, pre-norm in the rest: gradients of even size over depth."""
 
     kind: ClassVar[str] = "mix_ln"
@@ -137,24 +137,9 @@ class MixLn(AbstractPlacement):
     def canonical(self, dims: Dims) -> AbstractPlacement:
         return self if self._n_post(dims) else Pre()
 
-    def _around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+    def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         built = norm.build(dims.d_model)
         return Around(dropout, outer=built) if layer < self._n_post(dims) else Around(dropout, before=built)
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        around_mixer, around_ffn = (self._around(dims, layer, norm, dropout) for _ in range(2))
-        return Layer(mixer, around_mixer, ffn, around_ffn)
-
-    def sublayer(self, dims: Dims, layer: int, norm: AbstractNorm, branch: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Sublayer(self._around(dims, layer, norm, dropout), branch)
 
 
 class MacaronLayer(nn.Module):
