@@ -14,6 +14,7 @@ CLOCK = frozenset(
         Metric.SECONDS_BUILD,
         Metric.SECONDS_TRAIN,
         Metric.SECONDS_EVALUATE,
+        Metric.SECONDS_DIAGNOSE,
         Metric.TOKENS_PER_SECOND,
         Metric.PEAK_BYTES,
     }
@@ -170,6 +171,12 @@ def _pairs(recorded: TrialResult, replayed: TrialResult) -> Iterator[Deviation]:
                 recorded=getattr(one, field, None),
                 replayed=getattr(two, field, None),
             )
+    looks = {checkup.tokens: checkup for checkup in recorded.checkups}
+    again = {checkup.tokens: checkup for checkup in replayed.checkups}
+    for tokens in sorted(looks.keys() | again.keys()):
+        numbers, others = (held[tokens].metrics if tokens in held else {} for held in (looks, again))
+        for name in sorted(numbers.keys() | others.keys()):
+            yield Deviation(name=name, tokens=tokens, recorded=numbers.get(name), replayed=others.get(name))
     if recorded.status in CURVE_ONLY:
         return
     for name in sorted((recorded.metrics.keys() | replayed.metrics.keys()) - CLOCK):

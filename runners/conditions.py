@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from blocks.families import MixerModule
 from search_space.records import TrialSpec
 
 ISA_VARIABLES = (
@@ -70,6 +71,16 @@ def environment() -> dict[str, str]:
         found["cudnn"] = str(torch.backends.cudnn.version())
         found["gpu"] = torch.cuda.get_device_name()
     return found
+
+
+def backends(model: torch.nn.Module) -> dict[str, str]:
+    """Per op, which implementation the mixers were built with and why not the others; layers that differ are joined."""
+    found: dict[str, list[str]] = {}
+    for module in model.modules():
+        if isinstance(module, MixerModule):
+            for op, record in module.backends.items():
+                found.setdefault(op, []).append(record)
+    return {op: " | ".join(dict.fromkeys(records)) for op, records in found.items()}
 
 
 def begin_peak(device: str) -> int:

@@ -1,4 +1,4 @@
-"""When a trial has diverged: NaN, infinity, or a training loss that stays far above where it began."""
+"""When a trial has diverged: NaN, infinity, or a loss that stays far above where it began; or is out of memory."""
 
 import math
 
@@ -13,6 +13,7 @@ RISE_NATS = 2.0
 RISE_SHARE = 0.5
 """The limit is the first loss plus the larger of these nats and this share of it."""
 ADVICE = "a lower learning rate or more warm-up may help"
+CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
 class TrialEnd(Exception):
@@ -69,3 +70,10 @@ class Watch:
         fresh = self._losses[self._read_up_to :]
         self._read_up_to = len(self._losses)
         return sum(fresh) / len(fresh)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True where an error says that a device or this machine has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_OUT_OF_MEMORY)

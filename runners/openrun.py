@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runners.artifacts import ArtifactWriter, write
-from runners.rows import is_finite
-from search_space.records import Metric, Reading, Stage
+from runners.rows import checkups_json, cut_tag, is_finite, warned
+from search_space.records import Artifact, Metric, Reading, Stage, Tag, TrialResult
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -28,6 +28,8 @@ class OpenRun:
     tags: dict[str, str] = field(default_factory=dict)
     steps: dict[str, set[int]] = field(default_factory=dict)
     costs: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+    """What its page says first."""
     before: str = ""
     """The status with which the run ended earlier, when it did."""
 
@@ -42,6 +44,17 @@ class OpenRun:
         """Queue both losses of a reading."""
         self.take(Metric.VALIDATION_CURVE, reading.loss, reading.tokens, stamp)
         self.take(Metric.TRAIN_CURVE, reading.train_loss, reading.tokens, stamp)
+
+    def take_checkups(self, result: TrialResult, stamp: int) -> None:
+        """Queue what the trial's checkups found; the warnings of the last one stand in a tag and on the run's page."""
+        for checkup in result.checkups:
+            for name, value in checkup.metrics.items():
+                self.take(name, value, checkup.tokens, stamp)
+        if result.checkups:
+            self.files.put_text(Artifact.DIAGNOSTICS, checkups_json(result))
+            warnings = "\n".join(result.checkups[-1].warnings)
+            self.tags.update({Tag.WARNINGS: cut_tag(warnings)} if warnings else {})
+            self.tags[Tag.NOTE] = warned(self.note, result.checkups[-1])
 
     def send(self, client: "MlflowClient") -> None:
         """Send what waits."""

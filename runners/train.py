@@ -13,21 +13,22 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from blocks import cost as costs
-from blocks.families import InfeasibleArchitecture, MixerModule
+from blocks.families import InfeasibleArchitecture
 from blocks.ffn.routing import rebalance, routing_statistics
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
-from runners.conditions import begin_peak, environment, imposed, peak_bytes
-from runners.divergence import ADVICE, TrialEnd, Watch
+from runners.conditions import backends, begin_peak, environment, imposed, peak_bytes
+from runners.diagnosing import Checkups
+from runners.divergence import ADVICE, TrialEnd, Watch, is_out_of_memory
 from runners.evaluate import Evaluation, autocast, evaluate, summed_loss, to_device
 from runners.optimize import set_learning_rate
 from runners.tasks.data import IGNORED, Batch, TaskData
+from search_space.checkup import Checkup
 from search_space.records import Metric, Reading, Status, TrialResult, TrialSpec
 
 CHECK_EVERY = 10
 """Steps between two looks at losses and norms; each look waits for the device."""
 TRACEBACK_LINES = 25
-CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 
 @dataclass
@@ -42,11 +43,19 @@ class _Record:
     waited_seconds: float = 0.0  # For answers to readings: the driver's time, not the trial's.
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
+    checkups: list[Checkup] = field(default_factory=list)
     backends: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.started - self.waited_seconds
+
+    def look(self, checkups: Checkups) -> None:
+        """The checkup that is due now."""
+        found = checkups.look(self.tokens)
+        if found:
+            self.checkups += found
+            self.put(Metric.SECONDS_DIAGNOSE, checkups.seconds)
 
     def put(self, name: str, value: float) -> None:
         """A metric, unless it is NaN or infinite."""
@@ -80,7 +89,7 @@ def run_trial(
     except InfeasibleArchitecture as error:
         status, reason = Status.INFEASIBLE, str(error)
     except Exception as error:  # noqa: BLE001 - the trial boundary: the search goes on, the traceback is kept
-        out_of_memory = _is_out_of_memory(error)
+        out_of_memory = is_out_of_memory(error)
         status = Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED
         reason = f"{type(error).__name__}: {error}".strip().split("\n")[0]
         last_lines = "\n".join(traceback.format_exc().rstrip().split("\n")[-TRACEBACK_LINES:])
@@ -113,6 +122,7 @@ def _result(
         device=spec.device,
         backends=record.backends,
         environment=record.environment,
+        checkups=tuple(record.checkups),
     )
 
 
@@ -144,7 +154,7 @@ def _trial(
     ):
         record.put(name, value)
     model = config.build(spec.seeds.init, spec.device)
-    record.backends = _backends(model)
+    record.backends = backends(model)
     record.put(Metric.SECONDS_BUILD, record.elapsed())
     _train(model, candidate, spec, data, report, record)
     _read_out(model, spec, data, record, test)
@@ -167,9 +177,11 @@ def _train(
     watch = Watch(budget.batch_tokens)
     untrained = _evaluate(model, spec, data, record, "validation", data.shape.train_len)
     model.train()
+    checkups = Checkups(model, spec, data)
     n_steps, per_reading = budget.tokens // budget.batch_tokens, budget.eval_every // budget.batch_tokens
-    since = time.perf_counter()
     for step in range(n_steps):
+        checkups.expect(record.tokens + budget.batch_tokens)
+        since = time.perf_counter()
         progress = (step + 0.5) / n_steps
         set_learning_rate(optimizer, candidate.optimizer, candidate.schedule, progress)
         batch = data.batch(step, budget.batch_tokens // data.shape.train_len, spec.seeds.data)
@@ -189,13 +201,13 @@ def _train(
             first = Reading(tokens=0, loss=untrained.loss, train_loss=watch.first_loss(), seconds=record.elapsed())
             record.curve.append(first)
         if reads:
+            record.look(checkups)
             _read(model, spec, data, record, watch, report)
         if not last and record.elapsed() > budget.max_seconds:
             raise TrialEnd(
                 Status.TIMED_OUT,
                 f"budget.max_seconds={budget.max_seconds:g} passed after {record.tokens} of {budget.tokens} tokens",
             )
-        since = time.perf_counter()
 
 
 def accumulate(model: DecoderLM, candidate: Candidate, spec: TrialSpec, batch: Batch) -> Tensor:
@@ -279,16 +291,6 @@ def _read_out(model: DecoderLM, spec: TrialSpec, data: TaskData, record: _Record
             record.put(Metric.TEST_ACCURACY, found.accuracy)
 
 
-def _backends(model: DecoderLM) -> dict[str, str]:
-    """Per op, which implementation the mixers were built with and why not the others; layers that differ are joined."""
-    found: dict[str, list[str]] = {}
-    for module in model.modules():
-        if isinstance(module, MixerModule):
-            for op, record in module.backends.items():
-                found.setdefault(op, []).append(record)
-    return {op: " | ".join(dict.fromkeys(records)) for op, records in found.items()}
-
-
 def save_weights(model: DecoderLM, path: Path) -> None:
     """Write the parameters as safetensors, all of them or nothing; load with safetensors.torch.load_model."""
     from safetensors.torch import save_model
@@ -296,9 +298,3 @@ def save_weights(model: DecoderLM, path: Path) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     save_model(model, str(partial))
     partial.replace(path)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_OUT_OF_MEMORY)

@@ -42,6 +42,7 @@ def run_plain(row: RunRow) -> dict[str, Any]:
         "reason": row.tags.get(Tag.REASON, ""),
         "start": _moment(row.start),
         "end": _moment(row.end),
+        "warnings": row.tags.get(Tag.WARNINGS, "").splitlines(),
         "metrics": row.metrics,
         "params": row.params,
         "tags": {key: value for key, value in row.tags.items() if key.startswith("assay.")},
@@ -137,6 +138,7 @@ def _run_text(entry: dict[str, Any]) -> str:
     if entry["reason"]:
         lines.append(f"  reason   {entry['reason']}")
     lines += [f"  caution  {caution}" for caution in entry["tags"].get(Tag.CAUTIONS, "").splitlines()]
+    lines += [f"  warning  {warning}" for warning in entry["warnings"]]
     for heading, values in (("result and cost", entry["metrics"]), ("parameters", entry["params"])):
         lines.append(f"  {heading}")
         width = max((len(key) for key in values), default=0)
