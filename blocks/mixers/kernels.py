@@ -22,11 +22,19 @@ from blocks.ops.linear_attention import (
 class KernelModule(MixerModule):
     """Weights are products of features of query and key over their sum; rotations act before the features.
 
-    `features` maps rows of H x K and the position of the first to features in float32 or wider.
+    `features` maps rows of H x K and the position of the first to features in float32 or wider; `key_features` does so
+    for keys, where they differ.
     """
 
     def __init__(
-        self, *, d_model: int, shape: HeadShape, value_dim: int, features: nn.Module, feature_dim: int
+        self,
+        *,
+        d_model: int,
+        shape: HeadShape,
+        value_dim: int,
+        features: nn.Module,
+        feature_dim: int,
+        key_features: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -34,6 +42,7 @@ class KernelModule(MixerModule):
         self.feature_dim = feature_dim
         self.project = Projections(d_model, shape.heads, shape.head_dim, value_dim)
         self.features = features
+        self.key_features = features if key_features is None else key_features
         self.out = linear(shape.heads * value_dim, d_model, Role.MIXER_OUT)
         chosen = choose_linear_attention(LinearNeeds())
         self.attend = chosen.run
@@ -64,7 +73,7 @@ class KernelModule(MixerModule):
     ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], Float[Tensor, "B T H V"]]:
         q, k, v = self.project(x)
         q, k = rotated(q, k, position, start)
-        return self.features(q, start), self.features(k, start), v
+        return self.features(q, start), self.key_features(k, start), v
 
     def _join(self, mixed: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T D"]:
         return self.out(rearrange(mixed, "B T H V -> B T (H V)"))

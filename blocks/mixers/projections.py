@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from blocks.families import Context, HeadShape, MixerModule, PositionModule, Role, State, linear
@@ -50,6 +50,8 @@ class Scene:
     scale: float
     bias: Float[Tensor, "H T S"] | None
     live: Bool[Tensor, "B S"] | None
+    segments: Int[Tensor, "B S"] | None = None
+    """Rules of mixers that keep packed documents apart go by it."""
 
 
 Weigh = Callable[[Scene], Float[Tensor, "B H T S"]]
@@ -67,10 +69,11 @@ class WeighedAttention(MixerModule):
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         if context.live is None:
-            return self._mix(*split_heads(self, x, self.shape), position, 0, None)
+            return self._mix(*split_heads(self, x, self.shape), position, 0, None, context.segments)
         shift = first_live(context.live)
+        segments = None if context.segments is None else rolled(context.segments, shift)
         heads = split_heads(self, rolled(x, shift), self.shape)
-        return rolled(self._mix(*heads, position, 0, rolled(context.live, shift)), -shift)
+        return rolled(self._mix(*heads, position, 0, rolled(context.live, shift), segments), -shift)
 
     def empty_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
         shape = (batch, 0, self.shape.kv_heads, self.shape.head_dim)
@@ -81,7 +84,7 @@ class WeighedAttention(MixerModule):
     ) -> tuple[Float[Tensor, "B T D"], State]:
         q, k, v = split_heads(self, x, self.shape)
         kept = {name: appended(state[name], new) for name, new in (("k", k), ("v", v))}
-        return self._mix(q, kept["k"].to(k.dtype), kept["v"].to(v.dtype), position, start, None), kept
+        return self._mix(q, kept["k"].to(k.dtype), kept["v"].to(v.dtype), position, start, None, None), kept
 
     def _mix(
         self,
@@ -91,10 +94,12 @@ class WeighedAttention(MixerModule):
         position: PositionModule,
         start: int,
         live: Bool[Tensor, "B S"] | None,
+        segments: Int[Tensor, "B S"] | None,
     ) -> Float[Tensor, "B T D"]:
         q, k = position.rotate(q, k, start)
         bias = position.score_bias(q.shape[1], k.shape[1], start)
-        weights = self.weigh(Scene(q=q, k=k, scale=self.shape.head_dim**-0.5, bias=bias, live=live))
+        scale = self.shape.head_dim**-0.5
+        weights = self.weigh(Scene(q=q, k=k, scale=scale, bias=bias, live=live, segments=segments))
         return join_heads(self, weighted_values(weights, v))
 
 

@@ -22,7 +22,8 @@ def sigmoid_rule(length: int, causal: bool) -> Weigh:
 
     def weigh(scene: Scene) -> Float[Tensor, "B H T S"]:
         logits = scaled_logits(scene.q, scene.k, scene.scale, scene.bias)
-        seen = visible_keys(logits.shape[2], logits.shape[3], None, scene.live, logits.device, causal=causal)
+        n_query, n_key = logits.shape[2:]
+        seen = visible_keys(n_query, n_key, None, scene.live, logits.device, causal=causal, segments=scene.segments)
         return torch.sigmoid(logits - shift).masked_fill(~seen, 0.0)
 
     return weigh
@@ -37,8 +38,11 @@ class SigmoidAttention(AbstractMixer):
     paper: ClassVar[str] = (
         "Theory, Analysis, and Best Practices for Sigmoid Self-Attention, Ramapuram et al. 2024, arXiv:2409.04431"
     )
+    proof: ClassVar[str] = "test_sigmoid_attention_equals_x_transformers_with_the_shift_as_a_bias"
+    reference: ClassVar[str] = "x-transformers Attend(sigmoid=True)"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()

@@ -34,7 +34,10 @@ class TalkingRule(nn.Module):
         logits = self._mixed("before", scaled_logits(scene.q, scene.k, scene.scale))
         if scene.bias is not None:
             logits = logits + scene.bias.to(logits.dtype)
-        seen = visible_keys(logits.shape[2], logits.shape[3], None, scene.live, logits.device, causal=self.causal)
+        n_query, n_key = logits.shape[2:]
+        seen = visible_keys(
+            n_query, n_key, None, scene.live, logits.device, causal=self.causal, segments=scene.segments
+        )
         return self._mixed("after", masked_softmax(logits, seen))
 
     def _mixed(self, name: str, rows: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
@@ -51,8 +54,11 @@ class TalkingHeads(AbstractMixer):
 
     kind: ClassVar[str] = "talking_heads"
     paper: ClassVar[str] = "Talking-Heads Attention, Shazeer et al. 2020, arXiv:2003.02436"
+    proof: ClassVar[str] = "test_talking_heads_equal_x_transformers"
+    reference: ClassVar[str] = "x-transformers Attend(pre_talking_heads, post_talking_heads)"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True
 
     kv_heads: int = choice(2, 4, 8, default=4, help="key/value heads; at least two, so that there is something to mix")

@@ -26,7 +26,7 @@ def top_rule(kept: int, causal: bool) -> Weigh:
     def weigh(scene: Scene) -> Float[Tensor, "B H T S"]:
         logits = scaled_logits(scene.q, scene.k, scene.scale, scene.bias)
         n_query, n_key = logits.shape[2:]
-        seen = visible_keys(n_query, n_key, None, scene.live, logits.device, causal=causal)
+        seen = visible_keys(n_query, n_key, None, scene.live, logits.device, causal=causal, segments=scene.segments)
         if kept >= n_key:
             return masked_softmax(logits, seen)
         least = logits.detach().masked_fill(~seen, -float("inf")).topk(kept, dim=-1).values[..., -1:]
@@ -47,8 +47,11 @@ class Topk(AbstractMixer):
         "Explicit Sparse Transformer: Concentrated Attention Through Explicit Selection, Zhao et al. 2019, "
         "arXiv:1912.11637"
     )
+    proof: ClassVar[str] = "test_topk_equals_x_transformers"
+    reference: ClassVar[str] = "x-transformers Attend(sparse_topk)"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
+    packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True
 
     kv_heads: int = attention.kv_heads_field()
