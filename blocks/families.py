@@ -480,6 +480,8 @@ class AbstractInit:
     """What its placement must provide."""
     opens_later: ClassVar[bool] = False
     """Whether branches start at zero: what is inside gets its first gradient after one step."""
+    amplifies: ClassVar[bool] = False
+    """Whether a branch returns more than it is given, so that norms alone keep the residual stream finite."""
 
     @abstractmethod
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:

@@ -15,6 +15,7 @@ from blocks.families import (
     Dims,
     InfeasibleArchitecture,
     Role,
+    Trait,
 )
 from blocks.init import role_of
 
@@ -53,6 +54,25 @@ def check_traits(init: AbstractInit, placement: AbstractPlacement) -> None:
         f"model.init.kind={init.kind!r} is derived for layers with {', '.join(sorted(init.needs))}, which "
         f"model.placement.kind={placement.kind!r} does not provide; placements that do: {', '.join(capable)}"
     )
+
+
+def check_start(init: AbstractInit, placement: AbstractPlacement) -> None:
+    """Refuse layers that could never open, and those whose stream overflows before the first step."""
+    rules = registry.variants(AbstractInit)
+    if init.opens_later and placement.opens_later:
+        able = [kind for kind, other in rules.items() if not other.opens_later and other.needs <= placement.provides]
+        raise InfeasibleArchitecture(
+            f"model.init.kind={init.kind!r} starts the last map of each branch at zero and "
+            f"model.placement.kind={placement.kind!r} the factor on the branch: neither would ever get a gradient; "
+            f"init rules that would do: {', '.join(able)}"
+        )
+    if init.amplifies and Trait.NO_NORM in placement.provides:
+        able = [kind for kind, other in rules.items() if not other.amplifies and other.needs <= placement.provides]
+        raise InfeasibleArchitecture(
+            f"model.init.kind={init.kind!r} makes each branch return more than it is given, and with "
+            f"model.placement.kind={placement.kind!r} no norm keeps the residual stream finite; init rules that "
+            f"would do: {', '.join(able)}"
+        )
 
 
 @functools.cache

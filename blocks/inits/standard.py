@@ -109,6 +109,8 @@ class Kaiming(AbstractInit):
     proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
     reference: ClassVar[str] = "the published deviations, by role in the test"
 
+    amplifies: ClassVar[bool] = True
+
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return fan_out**-0.5 if role in TABLES else math.sqrt(2 / fan_in)
 

@@ -360,3 +360,24 @@ def test_parameters_are_drawn_by_name_and_seed_alone(small: Make) -> None:
 def test_a_parameter_without_a_role_is_a_broken_invariant() -> None:
     with pytest.raises(AssertionError, match="parameter weight has no role"):
         initialise(nn.Linear(2, 2, bias=False), ScaledNormal(), layers=1, seed=0)
+
+
+@pytest.mark.parametrize("init", [kind for kind, rule in registry.variants(AbstractInit).items() if not rule.needs])
+def test_a_layer_opens_and_stays_finite_or_its_start_is_refused(small: Make, init: str) -> None:
+    """Six layers without a norm, and layers whose branches have a factor that starts at zero."""
+    for placement in ("no_norm", "rezero"):
+        changes = {"init.kind": init, "placement.kind": placement, "layers": 6, "ffn.kind": "bilinear"}
+        if (init, placement) in {("kaiming", "no_norm"), ("zero_outputs", "rezero")}:
+            with pytest.raises(InfeasibleArchitecture, match=rf"model\.init\.kind='{init}'.*'{placement}'.*xavier"):
+                small(changes)
+            continue
+        model = small(changes, d_ff=80).build(seed=0)
+        optimizer, tokens = torch.optim.SGD(model.parameters(), lr=0.1), torch.arange(40)[None]
+        untouched = {name for name, _ in model.named_parameters()}
+        for _ in range(2):
+            y, _ = model(tokens)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(y.flatten(0, 1), tokens[0]).backward()
+            optimizer.step()
+            untouched -= {name for name, p in model.named_parameters() if p.grad.isfinite().all() and p.grad.any()}
+        assert not untouched

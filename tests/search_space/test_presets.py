@@ -30,6 +30,8 @@ DRAWS = 12
 DECLARED = (
     "needs the hook",
     "is derived for layers with",
+    "neither would ever get a gradient",
+    "no norm keeps the residual stream finite",
     "puts norms at",
     "mixes values over layers",
     "needs the same kind of mixer",
