@@ -15,7 +15,7 @@ def dispatch(engine: "LocalEngine", source: AbstractSource, interrupts: Interrup
     while not interrupts.asked:
         while engine.has_room and not interrupts.asked and (job := source.next()) is not None:
             engine.start(job)
-        if not engine.busy:
+        if not engine.busy and not source.waits():
             return not interrupts.asked
         events = engine.wait(_LOOK_SECONDS)
         # First every answer that a trial waits for, then what a slow tracking store may hold up.

@@ -10,13 +10,19 @@ def this_driver() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{_start(os.getpid())}"
 
 
+def is_here(driver: str) -> bool:
+    """True for a driver of this machine."""
+    host, _, pid = driver.rpartition(":")[0].rpartition(":")
+    return host == socket.gethostname() and pid.isdecimal()
+
+
 def is_dead(driver: str) -> bool:
     """True when the driver ran on this machine and is gone; of another machine's nothing is known."""
-    host, _, rest = driver.rpartition(":")[0].rpartition(":")
-    start = driver.rpartition(":")[2]
-    if host != socket.gethostname() or not rest.isdecimal():
+    if not is_here(driver):
         return False
-    return not _lives(int(rest)) or (start != "" and _start(int(rest)) != start)
+    name, _, start = driver.rpartition(":")
+    pid = int(name.rpartition(":")[2])
+    return not _lives(pid) or (start != "" and _start(pid) != start)
 
 
 def _lives(pid: int) -> bool:

@@ -52,6 +52,10 @@ class AbstractSource:
     def next(self) -> Job | None:
         """A trial to start now; None when there is none, for now (while others run) or for good."""
 
+    def waits(self) -> bool:
+        """True when there is nothing to start now but there may be, as when another driver of the search dies."""
+        return False
+
     @abstractmethod
     def report(self, key: int, reading: Reading) -> bool:
         """Decide on a reading; False when the trial is to be pruned. The trial waits meanwhile."""

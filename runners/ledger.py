@@ -27,6 +27,7 @@ SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgresql+psycopg2://")
 _BIRTH = "assay.trial"
 _RESULT = "assay.result"
+_OWNER = "assay.owner"
 _BUSY_SECONDS = 60
 
 
@@ -48,6 +49,8 @@ class Entry:
     result: TrialResult | None = None
     settled: bool = False
     """False while the trial is running or its result is not yet shown to the tracking store."""
+    owner: str = ""
+    """The driver that runs it or shows it to the tracking store."""
 
 
 def open_storage(uri: str) -> RDBStorage:
@@ -97,7 +100,7 @@ def exists(storage: RDBStorage, name: str) -> bool:
 
 
 class Ledger:
-    """The trials under one name, mirrored in memory; its owner is the only one that writes them."""
+    """The trials under one name, mirrored in memory; each trial is written by the driver that owns it."""
 
     def __init__(self, storage: RDBStorage, name: str, directions: Sequence[StudyDirection]) -> None:
         self._storage = storage
@@ -106,9 +109,45 @@ class Ledger:
         self._study = storage.get_study_id_from_name(name)
         self._ids: list[int] = []
         self._entries: list[Entry] = []
+        self._open: set[int] = set()
         for trial in storage.get_all_trials(self._study, deepcopy=False):
+            self._take(trial)
+
+    def _take(self, trial: FrozenTrial) -> None:
+        """Mirror a stored trial."""
+        entry = _entry(trial)
+        if entry.number == len(self._entries):
             self._ids.append(trial._trial_id)
-            self._entries.append(_entry(trial))
+            self._entries.append(entry)
+        self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
+        self._entries[entry.number] = entry
+        (self._open.discard if entry.settled else self._open.add)(entry.number)
+
+    def refresh(self, me: str) -> list[Entry]:
+        """Mirror what other drivers than `me` have written since; the entries that changed."""
+        new = sqlalchemy.text(
+            "SELECT trial_id FROM trials WHERE study_id = :study AND number >= :known ORDER BY number"
+        )
+        with self._storage.engine.connect() as connection:
+            rows = connection.execute(new, {"study": self._study, "known": len(self)})
+            born = [int(trial_id) for (trial_id,) in rows]
+        theirs = [number for number in sorted(self._open) if self._entries[number].owner != me]
+        before = [self._entries[number] for number in theirs]
+        for trial_id in [*(self._ids[number] for number in theirs), *born]:
+            self._take(self._storage.get_trial(trial_id))
+        changed = [self._entries[entry.number] for entry in before if self._entries[entry.number] != entry]
+        return changed + self._entries[len(self) - len(born) :] if born else changed
+
+    def unfinished(self) -> list[Entry]:
+        """Trials that run, or whose result is not yet shown to the tracking store, by number."""
+        return [self._entries[number] for number in sorted(self._open)]
+
+    def claim(self, number: int, driver: str) -> None:
+        """Make a driver the trial's owner."""
+        self._storage.set_trial_user_attr(self._ids[number], _OWNER, driver)
+        self._put(dataclasses.replace(self._entries[number], owner=driver))
 
     def entries(self) -> Sequence[Entry]:
         """Every trial, by number."""
@@ -126,17 +165,18 @@ class Ledger:
         trial = _frozen(entry, {path: distribution(domain) for path, domain in domains.items()})
         self._ids.append(self._storage.create_new_trial(self._study, trial))
         self._entries.append(entry)
+        self._put(entry)
 
     def read(self, number: int, tokens: int, loss: float) -> None:
         """Store one reading of a running trial; a repeated one overwrites."""
         self._storage.set_trial_intermediate_value(self._ids[number], tokens, loss)
         entry = self._entries[number]
-        self._entries[number] = dataclasses.replace(entry, readings={**entry.readings, tokens: loss})
+        self._put(dataclasses.replace(entry, readings={**entry.readings, tokens: loss}))
 
     def record(self, number: int, result: TrialResult) -> None:
         """Store how a trial ended; it counts as running until it is settled."""
         self._storage.set_trial_user_attr(self._ids[number], _RESULT, to_plain(result))
-        self._entries[number] = dataclasses.replace(self._entries[number], result=result)
+        self._put(dataclasses.replace(self._entries[number], result=result))
 
     def settle(self, number: int, values: Sequence[float]) -> None:
         """Close a recorded trial; `values` are its objectives; one that is ok without any is closed as failed."""
@@ -145,7 +185,7 @@ class Ledger:
         state = _state(entry.result, values)
         given = list(values) if state is not TrialState.FAIL and values else None
         self._storage.set_trial_state_values(self._ids[number], state, given)
-        self._entries[number] = dataclasses.replace(entry, settled=True)
+        self._put(dataclasses.replace(entry, settled=True))
 
     def note(self, key: str, value: Any) -> None:
         """Store a plain value about the whole study."""
@@ -183,6 +223,7 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         "arch_id": entry.arch_id,
         "cost": dict(entry.cost),
         "marks": dict(entry.marks),
+        "owner": entry.owner,
     }
     return FrozenTrial(
         number=entry.number,
@@ -203,8 +244,9 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
 def _entry(trial: FrozenTrial) -> Entry:
     birth = dict(trial.user_attrs[_BIRTH])
     result = trial.user_attrs.get(_RESULT)
+    owner = trial.user_attrs.get(_OWNER, birth.pop("owner", ""))
     return Entry(
-        **{**birth, "spec": spec_from_plain(birth["spec"])},
+        **{**birth, "spec": spec_from_plain(birth["spec"]), "owner": owner},
         number=trial.number,
         readings=dict(trial.intermediate_values),
         result=None if result is None else result_from_plain(result),

@@ -1,4 +1,4 @@
-"""One driver per study: a lock that the system lets go when its process dies, however it dies."""
+"""One leading driver per study, others that join it: locks that end with their process, however it dies."""
 
 import fcntl
 import os
@@ -8,8 +8,9 @@ from pathlib import Path
 import sqlalchemy
 from optuna.storages import RDBStorage
 
+from runners.crew import DatabaseTurns, FileTurns
 from runners.ledger import SQLITE
-from runners.owners import LOCK
+from runners.owners import JOINED, LOCK
 from search_space.canon import seed_from
 from search_space.errors import UserError
 
@@ -23,6 +24,22 @@ def lock_study(storage: RDBStorage, name: str, folder: Path) -> Callable[[], Non
     if storage.url.startswith(SQLITE):
         return _lock_file(folder / LOCK, name)
     return _lock_database(storage.engine, name)
+
+
+def lock_joined(storage: RDBStorage, folder: Path) -> Callable[[], None]:
+    """Mark the study's files as in use by a driver that joined; the returned function lets go."""
+    if not storage.url.startswith(SQLITE):
+        return lambda: None
+    handle = os.open(folder / JOINED, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return lambda: os.close(handle)
+
+
+def turns_of(storage: RDBStorage, name: str, folder: Path) -> FileTurns | DatabaseTurns:
+    """How the drivers of a study take turns."""
+    if storage.url.startswith(SQLITE):
+        return FileTurns(folder / "turn.lock")
+    return DatabaseTurns(storage.engine, seed_from("assay turn", name))
 
 
 def _lock_file(path: Path, name: str) -> Callable[[], None]:
@@ -54,6 +71,6 @@ def _lock_database(engine: sqlalchemy.Engine, name: str) -> Callable[[], None]:
 
 def _busy(name: str, holder: str) -> StudyBusy:
     return StudyBusy(
-        f"search {name!r} is being run by another driver ({holder}); one driver at a time runs a search: "
-        "wait for it, stop it, or give this one another --name"
+        f"search {name!r} is being run by another driver ({holder}): work beside it with --join, wait for it, stop it, "
+        "or give this one another --name"
     )

@@ -13,6 +13,8 @@ from search_space.places import Place, database_file, owner_mark
 
 LOCK = "driver.lock"
 """File in a study's folder that its driver keeps locked."""
+JOINED = "joined.lock"
+"""File in a study's folder that drivers which joined keep locked together."""
 _MARK = "store"
 _DATABASE = ("", "-journal", "-wal", "-shm")
 
@@ -41,11 +43,16 @@ def serves(folder: Path, place: Place) -> bool | None:
 
 def is_driven(folder: Path) -> bool:
     """True while a driver holds the study with this folder."""
-    if not (folder / LOCK).is_file():
+    return any(_is_held(folder / name) for name in (LOCK, JOINED))
+
+
+def _is_held(lock: Path) -> bool:
+    if not lock.is_file():
         return False
-    with (folder / LOCK).open("rb") as handle:
+    with lock.open("rb") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # Drivers that joined share their lock, so only a lock for one alone tells that nobody has it.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SECONDS, _MISSED = "assay.seconds", "assay.missed"
 _NOTE_SECONDS = 10.0
+LOOK_SECONDS = 2.0
+"""Time between two looks at what other drivers of the search have stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +63,18 @@ def run_search(
     jobs: int = 0,
     data_path: str = "",
     extend: bool = False,
+    join: bool = False,
     progress: Progress | None = None,
 ) -> SearchOutcome:
     """Run the search to its end, or go on with it; Ctrl-C and SIGTERM end it cleanly within seconds.
 
-    `jobs` overrides the experiment's, `data_path` names where the task's data lies. Raises UserError for what the user
+    `jobs` overrides the experiment's, `data_path` names where the task's data lies. With `join` this driver works
+    beside the one that leads the search, and leaves the finals to it. Raises UserError for what the user
     can mend (StudyBusy, StudyMismatch among them) and EngineError when no worker can be started.
     """
     shown = Progress() if progress is None else progress
     began = time.monotonic()
-    with Study.open(study_uri, experiment, extend=extend) as study:
+    with Study.open(study_uri, experiment, extend=extend, join=join) as study:
         folder = study_folder(study_uri, experiment.name)
         mark_owner(folder, tracker.place)
         data, file = prepared(experiment, folder, data_path)
@@ -93,7 +97,7 @@ def run_search(
                 source.catch_up()
                 whole = engine.drive(source, interrupts)
                 source.show(now=True)
-                if whole:
+                if whole and not join:
                     finals.deadline = source.deadline
                     engine.drive(finals, interrupts)
                     finals.show(now=True)
@@ -128,32 +132,56 @@ class SearchSource(AbstractSource):
         self._progress = progress
         self._weights = folder / "weights"
         self._weights.mkdir(exist_ok=True)
-        self._left = deque(study.running())
+        self._left: deque[Proposed] = deque()
+        self._next_look = 0.0
         self._active: dict[int, Shown] = {}
         self._began = self._noted = time.monotonic()
         self._before = float(study.noted(_SECONDS, 0.0))
         self._ended_here = 0
         self.deadline = self._began + self._experiment.max_hours * 3600 - self._before
         self.ended = ""
-        self._copied = sum(entry.generation != study.generation for entry in study.trials())
         self._counts: Counter[Status] = Counter()
         self._tokens = 0
         self._best: tuple[float, int] = (math.inf, -1)
+        self._counted: set[int] = set()
         for entry in study.trials():
-            if entry.result is not None:
-                self._count(entry.number, entry.result)
+            self._count(entry)
 
     def catch_up(self) -> None:
-        """Show the tracking store what an earlier driver stored but did not live to show."""
-        for entry in self._study.trials():
-            if entry.settled and not self._recorder.any_missed:
-                continue
+        """Take over what an earlier driver left: trials to run again, ends that it did not live to show."""
+        self._take_over(self._study.adopt())
+        mine = {proposed.number for proposed in self._left}
+        self._left.extend(proposed for proposed in self._study.running() if proposed.number not in mine)
+        if self._recorder.any_missed:
+            self._show_ends(entry for entry in self._study.trials() if self._recorder.has_missed(self._shown(entry)))
+
+    def _take_over(self, entries: Sequence[Entry]) -> None:
+        self._left.extend(self._study.proposed(entry) for entry in entries if entry.result is None)
+        self._show_ends(entry for entry in entries if entry.result is not None)
+
+    def _show_ends(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            assert entry.result is not None, f"trial {entry.number} has no end to show"
             shown = self._shown(entry)
-            if entry.result is not None and (not entry.settled or self._recorder.has_missed(shown)):
-                self._recorder.begin(shown)
-                self._recorder.finish(shown, entry.result)
-                if not entry.settled:
-                    self._study.settle(entry.number)
+            self._recorder.begin(shown)
+            self._recorder.finish(shown, entry.result)
+            if not entry.settled:
+                self._study.settle(entry.number)
+
+    def _look_around(self) -> None:
+        """See what other drivers did, and take over what those that died have left."""
+        self._study.crew.beat()
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        for entry in self._study.refresh():
+            self._count(entry)
+        if self._study.elsewhere():
+            self._take_over(self._study.adopt())
+
+    def waits(self) -> bool:
+        # The driver that leads goes on to the finals, for which every trial must have ended.
+        return bool(self._left) or (not self._study.joined and self._study.elsewhere() > 0)
 
     def next(self) -> Job | None:
         proposed = self._left.popleft() if self._left else self._propose()
@@ -175,11 +203,12 @@ class SearchSource(AbstractSource):
         self._study.record(key, result)
         self._recorder.finish(self._active.pop(key), result)
         self._study.settle(key)
-        self._count(key, result)
+        self._count(self._study.trials()[key])
         self._ended_here += 1
         self.show()
 
     def tick(self) -> bool:
+        self._look_around()
         self.show()
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self.note_down()
@@ -221,19 +250,15 @@ class SearchSource(AbstractSource):
         )
 
     def _propose(self) -> Proposed | None:
-        begun = len(self._study.trials()) - self._copied
-        planned = self._tokens + (len(self._active) + 1) * self._experiment.budget.tokens
+        planned = self._tokens + (len(self._active) + self._study.elsewhere() + 1) * self._experiment.budget.tokens
         if self._study.ended:
             return None
-        if begun >= self._experiment.search.trials:
-            self.ended = f"all {self._experiment.search.trials} trials were run"
-        elif planned > self._experiment.max_tokens:
+        if planned > self._experiment.max_tokens:
             self.ended = f"one more trial could pass max_tokens={self._experiment.max_tokens:g}"
-        else:
-            proposed = self._study.propose()
-            self.ended = self._study.ended
-            return proposed
-        return None
+            return None
+        proposed = self._study.propose(self._experiment.search.trials)
+        self.ended = self._study.ended
+        return proposed
 
     def _shown(self, entry: Entry) -> Shown:
         resolved = as_resolved(entry)
@@ -248,15 +273,19 @@ class SearchSource(AbstractSource):
             weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
         )
 
-    def _count(self, number: int, result: TrialResult) -> None:
+    def _count(self, entry: Entry) -> None:
+        result = entry.result
+        if result is None or entry.number in self._counted:
+            return
+        self._counted.add(entry.number)
         self._counts[result.status] += 1
         self._tokens += result.tokens
         if result.status is Status.OK:
-            self._best = min(self._best, (result.metrics[Metric.LOSS], number))
+            self._best = min(self._best, (result.metrics[Metric.LOSS], entry.number))
 
     def show(self, *, now: bool = False) -> None:
         """Show where the search stands."""
-        total = self._experiment.search.trials + self._copied
+        total = self._experiment.search.trials + self._study.copied
         left = total - self._counts.total()
         elapsed = time.monotonic() - self._began
         snapshot = Snapshot(

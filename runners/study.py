@@ -1,21 +1,26 @@
 """A search's one source of truth: what was proposed, what came of it, and what to try next, all in a database."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
+from sqlalchemy.exc import SQLAlchemyError
 
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, resolve
+from runners.crew import Crew
 from runners.generations import StudyMismatch, generation_of, study_name
 from runners.history import Fate, Told, as_ranges, select
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
-from runners.locks import StudyBusy, lock_study
+from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
 from runners.pruning import make_pruner, observe_all
 from runners.samplers import make_sampler
 from runners.telling import as_resolved, as_told, completed, directions, live_domains, objective_values
@@ -57,12 +62,25 @@ def study_folder(uri: str, name: str) -> Path:
 
 
 class Study:
-    """Proposes trials, takes their readings and results; open it with `Study.open`, one process at a time."""
+    """Proposes trials, takes their readings and results; open it with `Study.open`.
 
-    def __init__(self, storage: RDBStorage, experiment: "Experiment", generation: int, release: Callable[[], None]):
+    One driver leads a study; others may join it. Each writes the trials it owns and mirrors those of the others.
+    """
+
+    def __init__(
+        self,
+        storage: RDBStorage,
+        experiment: "Experiment",
+        generation: int,
+        release: Callable[[], None],
+        *,
+        joined: bool = False,
+    ):
         self.storage = storage
         self.experiment = experiment
         self.generation = generation
+        self.joined = joined
+        """True for a driver that works beside the one that leads the search."""
         self.ended = ""
         """Why there is nothing more to propose; empty while there is."""
         self._release = release
@@ -74,16 +92,20 @@ class Study:
         self._told: dict[int, Told] = {}
         self._shape: TaskShape | None = None
         self._fingerprint = ""
+        self._points: set[str] = set()
+        self._candidates: set[str] = set()
         for entry in self._ledger.entries():
-            observe_all(self._pruner, entry.number, dict(entry.readings), entry.result)
-        self._points = {canonical_json(dict(entry.point)) for entry in self._ledger.entries()}
-        self._candidates = {digest(entry.spec.candidate) for entry in self._ledger.entries()}
+            self._mirror(entry)
+        self.copied = sum(entry.generation != generation for entry in self._ledger.entries())
+        """Trials that came from earlier generations."""
+        folder = study_folder(storage.url, experiment.name)
+        self.crew = Crew(self._ledger, turns_of(storage, experiment.name, folder))
 
     @classmethod
-    def open(cls, uri: str, experiment: "Experiment", *, extend: bool = False) -> Self:
-        """The study of this name and experiment, begun or gone on with.
+    def open(cls, uri: str, experiment: "Experiment", *, extend: bool = False, join: bool = False) -> Self:
+        """The study of this name and experiment, begun or gone on with; with `join`, beside the driver that leads it.
 
-        StudyBusy when another process runs it; StudyMismatch when the name was begun with another experiment and
+        StudyBusy when another process leads it; StudyMismatch when the name was begun with another experiment and
         `extend` is off, or is on but the results could not be compared.
         """
         make_sampler(experiment)
@@ -91,15 +113,19 @@ class Study:
         folder = study_folder(uri, experiment.name)
         folder.mkdir(parents=True, exist_ok=True)
         storage = open_storage(uri)
-        release = lock_study(storage, experiment.name, folder)
+        release = lock_joined(storage, folder) if join else lock_study(storage, experiment.name, folder)
         try:
-            return cls(storage, experiment, generation_of(storage, experiment, extend=extend), release)
+            with turns_of(storage, experiment.name, folder).hold():
+                generation = generation_of(storage, experiment, extend=extend)
+                return cls(storage, experiment, generation, release, joined=join)
         except BaseException:
             release()
             raise
 
     def close(self) -> None:
         """Let the study go; another driver may open it."""
+        with suppress(SQLAlchemyError, StorageInternalError):  # Whoever comes next finds out by itself.
+            self.crew.leave()
         self._release()
         self.storage.engine.dispose()
 
@@ -137,15 +163,56 @@ class Study:
         return self._ledger.entries()
 
     def running(self) -> list[Proposed]:
-        """Trials that were stored but have no result: a driver that comes back runs them again from the start."""
-        return [_proposed(entry) for entry in self._ledger.entries() if entry.result is None]
+        """Trials of this driver that were stored but have no result."""
+        return [_proposed(entry) for entry in self._ledger.unfinished() if entry.result is None and self._owns(entry)]
 
-    def unsettled(self) -> list[Entry]:
-        """Trials whose result is stored but was not yet shown to the tracking store."""
-        return [entry for entry in self._ledger.entries() if entry.result is not None and not entry.settled]
+    def refresh(self) -> list[Entry]:
+        """Mirror what other drivers have stored since; the trials that changed."""
+        changed = self._ledger.refresh(self.crew.me)
+        for entry in changed:
+            self._mirror(entry)
+        return changed
 
-    def propose(self) -> Proposed | None:
-        """The next trial, stored as running; None when there is none, and `ended` says why."""
+    def adopt(self) -> list[Entry]:
+        """Take over the trials whose driver is gone: those that run, and those whose end was not shown."""
+        with self.crew.turn():
+            self.refresh()
+            living = self.crew.others()
+            free = [entry for entry in self._ledger.unfinished() if entry.owner not in (*living, self.crew.me)]
+            for entry in free:
+                self._ledger.claim(entry.number, self.crew.me)
+        return [self._ledger[entry.number] for entry in free]
+
+    def elsewhere(self) -> int:
+        """How many trials other drivers run."""
+        return sum(entry.result is None and not self._owns(entry) for entry in self._ledger.unfinished())
+
+    def proposed(self, entry: Entry) -> Proposed:
+        """A stored trial that is to be run again."""
+        return _proposed(entry)
+
+    def _owns(self, entry: Entry) -> bool:
+        return entry.owner == self.crew.me
+
+    def _mirror(self, entry: Entry) -> None:
+        """Know the point as tried, and show the pruner what is stored of the trial."""
+        observe_all(self._pruner, entry.number, dict(entry.readings), entry.result)
+        self._points.add(canonical_json(dict(entry.point)))
+        self._candidates.add(digest(entry.spec.candidate))
+
+    def propose(self, most: float = math.inf) -> Proposed | None:
+        """The next trial, stored as running; None when there is none, and `ended` says why.
+
+        `most` bounds the trials of this generation over all drivers.
+        """
+        with self.crew.turn():
+            self.refresh()
+            if len(self._ledger) - self.copied >= most:
+                self.ended = f"all {most:g} trials were run"
+                return None
+            return self._propose()
+
+    def _propose(self) -> Proposed | None:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
             return self._store_baseline()
@@ -279,6 +346,7 @@ class Study:
             arch_id=resolved.arch_id,
             cost=dataclasses.asdict(resolved.cost),
             marks=marks,
+            owner=self.crew.me,
         )
         self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
         self._points.add(canonical_json(dict(resolved.flat)))
