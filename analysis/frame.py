@@ -27,6 +27,7 @@ _TAGS = {
     "candidate": Tag.CANDIDATE,
     "same_as": Tag.SAME_AS,
     "reason": Tag.REASON,
+    "warnings": Tag.WARNINGS,
     "arch_id": Tag.ARCH,
     "point_id": Tag.POINT,
     "spec_id": Tag.SPEC,

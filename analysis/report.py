@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis import costs, curves, drawing, plots, text
+from analysis.diagnostics import Looked, diagnostics_figure, diagnostics_lines, looked
 from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
 from analysis.leaderboard import common_text, leaderboard
@@ -26,16 +27,18 @@ def write_report(uri: str, name: str, out: Path) -> Path:
     """Write report.md and PNG files into the folder `out` (made if missing); the path of report.md."""
     search = load_search(uri, name)
     out.mkdir(parents=True, exist_ok=True)
-    effects, found = main_effects(search), contrasts(search)
-    pictures = _pictures(search, effects, found)
+    effects, found, inside = main_effects(search), contrasts(search), looked(search)
+    pictures = _pictures(search, effects, found, inside)
     for file, figure in pictures.items():
         drawing.save(figure, out / file)
     page = out / "report.md"
-    page.write_text("\n\n".join(_sections(search, effects, found, set(pictures))) + "\n", encoding="utf-8")
+    page.write_text("\n\n".join(_sections(search, effects, found, inside, set(pictures))) + "\n", encoding="utf-8")
     return page
 
 
-def _pictures(search: Search, effects: Effects, found: Sequence[Contrast]) -> dict[str, Figure]:
+def _pictures(
+    search: Search, effects: Effects, found: Sequence[Contrast], inside: Sequence[Looked]
+) -> dict[str, Figure]:
     """Every figure there is something to show in, by file name."""
     pictures = {}
     if search.trials["status"].isin(ENDED_BADLY).any():
@@ -50,10 +53,14 @@ def _pictures(search: Search, effects: Effects, found: Sequence[Contrast]) -> di
         pictures["curves.png"] = plots.curves_figure(search)
     if any(row.claim != "too few" for row in effects.rows):
         pictures["effects.png"] = plots.effects_figure(effects)
+    if inside:
+        pictures["diagnostics.png"] = diagnostics_figure(search, inside)
     return pictures
 
 
-def _sections(search: Search, effects: Effects, found: Sequence[Contrast], pictures: set[str]) -> list[str]:
+def _sections(
+    search: Search, effects: Effects, found: Sequence[Contrast], inside: Sequence[Looked], pictures: set[str]
+) -> list[str]:
     def picture(file: str, what: str) -> list[str]:
         return [f"![{what}]({file})"] if file in pictures else []
 
@@ -79,6 +86,8 @@ def _sections(search: Search, effects: Effects, found: Sequence[Contrast], pictu
         *picture("effects.png", "Effects of every choice with intervals"),
         "## Loss against cost",
         *picture("cost.png", "Final validation loss against parameters and FLOPs per token"),
+        *_inside(search, inside),
+        *picture("diagnostics.png", "Entropy of heads, residual stream and gradients by layer of the best trials"),
         "## How the trials ended",
         "\n".join(f"- {line.strip()}" for line in text.failure_lines(search, effects)),
         *_failures(search),
@@ -134,6 +143,11 @@ def _failures(search: Search) -> list[str]:
         for _, row in bad.iterrows()
     ]
     return [markdown(["run", "status", "reason", "what"], rows)] if rows else []
+
+
+def _inside(search: Search, inside: Sequence[Looked]) -> list[str]:
+    """What checkups saw, where there were any."""
+    return ["## Diagnostics", "\n".join(f"- {line}" for line in diagnostics_lines(search, inside))] if inside else []
 
 
 def _environment(search: Search) -> str:

@@ -193,6 +193,8 @@ class ModelConfig:
             torch.default_generator.manual_seed(seed_from(seed, "construction"))
             model = self.stack.model(self)
         initialise(model, self.init, self.layers, seed)
+        with torch.no_grad():
+            self.placement.settle(model, self.d_model)
         return model.to(device)
 
 

@@ -462,6 +462,9 @@ class AbstractPlacement:
         """One sublayer as the placement wraps it, for layers of more than a mixer and an FFN; None: it cannot."""
         return None
 
+    def settle(self, model: nn.Module, d_model: int) -> None:
+        """What is done to a model's weights, in place, once they are drawn and after each step of the optimizer."""
+
     def canonical(self, dims: Dims) -> "AbstractPlacement":
         """The simplest config that computes the same function at these sizes."""
         return self

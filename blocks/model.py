@@ -193,6 +193,11 @@ class AbstractTokenModel(AbstractLayers):
         self.roles = {name: role_of(name, parameter) for name, parameter in self.named_parameters()}
         """The role of every parameter by name."""
 
+    def after_step(self) -> None:
+        """What is due between two steps of the optimizer, outside of gradients; the same work whatever the values."""
+        with torch.no_grad():
+            self.config.placement.settle(self, self.config.d_model)
+
     def whole(
         self,
         tokens: Int[Tensor, "B T"],

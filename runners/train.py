@@ -190,6 +190,7 @@ def _train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         rebalance(model)
+        model.after_step()
         watch.add(loss, norm)
         record.tokens += budget.batch_tokens
         last = step + 1 == n_steps

@@ -10,7 +10,19 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from blocks.families import AbstractMixer, Context, Dims, HeadShape, Hook, MixerModule, PositionModule, Role, State
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractMixer,
+    Context,
+    Dims,
+    Direction,
+    HeadShape,
+    Hook,
+    MixerModule,
+    PositionModule,
+    Role,
+    State,
+)
 from blocks.families import linear as linear_map
 from blocks.mixers import heads
 from blocks.ops.linear_attention import (
@@ -19,6 +31,8 @@ from blocks.ops.linear_attention import (
     choose_linear_attention,
     chunked,
     empty_sums,
+    over_all,
+    over_all_flops,
     packed,
     recurrent,
 )
@@ -42,10 +56,15 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LinearModule(MixerModule):
-    """Normalised causal linear attention; a rotation acts on the numerator only (Su et al. 2021, eq. 19)."""
+    """Normalised linear attention; a rotation acts on the numerator only (Su et al. 2021, eq. 19).
 
-    def __init__(self, *, d_model: int, shape: HeadShape, feature_map: str) -> None:
+    Causal: the sums are those up to each token. Otherwise they are those of the whole sequence (Katharopoulos et al.
+    2020, eq. 6).
+    """
+
+    def __init__(self, *, d_model: int, shape: HeadShape, feature_map: str, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.shape = shape
         width = shape.heads * shape.head_dim
         self.query = linear_map(d_model, width, Role.QUERY)
@@ -55,7 +74,7 @@ class LinearModule(MixerModule):
         self.features = FEATURE_MAPS[feature_map]
         chosen = choose_linear_attention(LinearNeeds())
         self.attend = chosen.run
-        self.backends = {"linear attention": chosen.record}
+        self.backends = {"linear attention": chosen.record if causal else "over_all (not chunked: no order in time)"}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
         q, k, v = self._project(x)
@@ -63,6 +82,8 @@ class LinearModule(MixerModule):
             alive = context.live[:, :, None, None]
             q, k = q * alive, k * alive
         rotated_q, rotated_k = position.rotate(q, k)
+        if not self.causal:
+            return self._join(over_all(rotated_q, rotated_k, v, q, k, context.segments))
         if context.segments is not None:
             return self._join(packed(rotated_q, rotated_k, v, q, k, context.segments))
         return self._join(self.attend(rotated_q, rotated_k, v, q, k))
@@ -110,6 +131,7 @@ class Linear(AbstractMixer):
     proof: ClassVar[str] = "test_linear_attention_equals_flash_linear_attention"
     reference: ClassVar[str] = "flash-linear-attention naive_recurrent_linear_attn"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE})
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     packs: ClassVar[bool] = True
     value_projection: ClassVar[bool] = True
 
@@ -126,15 +148,22 @@ class Linear(AbstractMixer):
     )
 
     def build(self, dims: Dims) -> MixerModule:
-        return LinearModule(d_model=dims.d_model, shape=self.head_shape(), feature_map=self.feature_map)
+        return LinearModule(
+            d_model=dims.d_model,
+            shape=self.head_shape(),
+            feature_map=self.feature_map,
+            causal=dims.direction == Direction.CAUSAL,
+        )
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.heads, kv_heads=self.heads, head_dim=self.head_dim)
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
+        projections = heads.projection_flops(dims.d_model, self.head_shape())
+        if dims.direction != Direction.CAUSAL:
+            return projections + over_all_flops(self.heads, self.head_dim, self.head_dim)
         chunk = min(CHUNK, length)
         pairs = heads.mean_visible(chunk, chunk) if causal else chunk
         features, sums = self.heads * self.head_dim, self.heads * self.head_dim**2
         normaliser = 2.0 * features * (pairs + 1)
-        projections = heads.projection_flops(dims.d_model, self.head_shape())
         return projections + heads.score_flops(self.head_shape(), pairs) + 4.0 * sums + normaliser

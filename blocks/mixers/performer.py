@@ -6,13 +6,15 @@ from typing import ClassVar
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from blocks.families import (
+    BOTH_DIRECTIONS,
     AbstractMixer,
     Context,
     Dims,
+    Direction,
     HeadShape,
     Hook,
     MixerModule,
@@ -24,7 +26,7 @@ from blocks.families import (
 from blocks.mixers import recurrence
 from blocks.mixers.gated_scans import mixed_flops
 from blocks.ops.gated_scan import ScanNeeds, choose_gated_scan, chunked, empty_state, recurrent
-from blocks.ops.linear_attention import EMPTY
+from blocks.ops.linear_attention import EMPTY, over_all, over_all_flops
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -48,7 +50,7 @@ def log_features(x: Float[Tensor, "*A K"], directions: Float[Tensor, "M K"]) -> 
 
 
 class PerformerModule(MixerModule):
-    """Normalised linear attention over exponential features, kept relative to the largest seen so far.
+    """Normalised linear attention over exponential features, kept relative to the largest seen so far, or of all.
 
     That maximum cancels between numerator and denominator; as a decay of the state it keeps every feature in (0, 1].
     A rotation would be exact in the mean only: one draw of features knows where a sequence starts.
@@ -56,17 +58,21 @@ class PerformerModule(MixerModule):
 
     directions: Tensor
 
-    def __init__(self, *, d_model: int, shape: HeadShape, features: int) -> None:
+    def __init__(self, *, d_model: int, shape: HeadShape, features: int, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.shape = shape
         self.project = recurrence.Projections(d_model, shape.heads, shape.head_dim, shape.head_dim)
         self.out = linear(shape.heads * shape.head_dim, d_model, Role.MIXER_OUT)
         self.register_buffer("directions", orthogonal_directions(features, shape.head_dim))
         chosen = choose_gated_scan(ScanNeeds())
         self.scan = chosen.run
-        self.backends = {"gated scan": chosen.record}
+        self.backends = {"gated scan": chosen.record if causal else "over_all (not scanned: no order in time)"}
 
     def forward(self, x: Float[Tensor, "B T D"], position: PositionModule, context: Context) -> Float[Tensor, "B T D"]:
+        if not self.causal:
+            mixed = self._over_all(x, context.live, context.segments)
+            return self.out(rearrange(mixed, "B T H V -> B T (H V)"))
         nothing = torch.full((x.shape[0], 1, self.shape.heads), -torch.inf, device=x.device)
         inputs, _ = self._inputs(x, nothing, context.live)
         q, k, v, log_decay = inputs
@@ -109,6 +115,27 @@ class PerformerModule(MixerModule):
         values = torch.cat([v.to(log_q.dtype), torch.ones_like(log_q[..., :1])], dim=-1)
         return (features_q, features_k, values, decay), running[:, -1:]
 
+    def _over_all(
+        self, x: Float[Tensor, "B T D"], live: Bool[Tensor, "B T"] | None, segments: Int[Tensor, "B T"] | None
+    ) -> Float[Tensor, "B T H V"]:
+        """Every token reads all of its document; features are kept relative to the largest of it."""
+        q, k, v = self.project(x)
+        log_q, log_k = log_features(q, self.directions), log_features(k, self.directions)
+        if live is not None:
+            log_k = torch.where(live[:, :, None, None], log_k, -torch.inf)
+        own = log_k.detach().amax(-1)
+        if segments is None:
+            largest = own.amax(1, keepdim=True)
+        else:
+            same = segments[:, :, None] == segments[:, None, :]
+            largest = torch.where(same[..., None], own[:, None], -torch.inf).amax(2)
+        floor = torch.where(largest > -torch.inf, largest, 0.0)
+        features_q = torch.exp(log_q - log_q.detach().amax(-1, keepdim=True))
+        features_k = torch.exp(log_k - floor[..., None])
+        if live is not None:
+            features_q = torch.where(live[:, :, None, None], features_q, 0.0)
+        return over_all(features_q, features_k, v, features_q, features_k, segments)
+
     def _join(self, mixed: Float[Tensor, "B T H V"], x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         total, weight = mixed[..., :-1], mixed[..., -1:]
         filled = weight > EMPTY
@@ -126,6 +153,7 @@ class Performer(AbstractMixer):
     proof: ClassVar[str] = "test_performer_is_the_quotient_of_its_features"
     reference: ClassVar[str] = "its quadratic form, written out in the test"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     packs: ClassVar[bool] = True
 
     heads: int = recurrence.heads_field()
@@ -135,7 +163,12 @@ class Performer(AbstractMixer):
     )
 
     def build(self, dims: Dims) -> MixerModule:
-        return PerformerModule(d_model=dims.d_model, shape=self.head_shape(), features=self.features)
+        return PerformerModule(
+            d_model=dims.d_model,
+            shape=self.head_shape(),
+            features=self.features,
+            causal=dims.direction == Direction.CAUSAL,
+        )
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.heads, kv_heads=self.heads, head_dim=self.head_dim)
@@ -144,5 +177,7 @@ class Performer(AbstractMixer):
         width = self.heads * self.head_dim
         projections = 8.0 * dims.d_model * width
         features = 4.0 * width * self.features
+        if dims.direction != Direction.CAUSAL:
+            return projections + features + over_all_flops(self.heads, self.features, self.head_dim)
         over = HeadShape(heads=self.heads, kv_heads=self.heads, head_dim=self.features)
         return projections + features + mixed_flops(over, self.head_dim + 1, length, causal, per_channel=False)

@@ -2,7 +2,8 @@
 
 With features q, k (rotated, where positions rotate) and plain features a, b (never rotated), all of width K:
 y_t = (q_t . sum_{j<=t} k_j v_j^T) / (a_t . sum_{j<=t} b_j). A denominator that is empty, at most EMPTY, gives zero.
-All is computed in float32 or wider, whatever the input.
+Where tokens have no order, in `over_all`, both sums are those of the whole sequence. All is computed in float32 or
+wider, whatever the input.
 """
 
 from collections.abc import Callable
@@ -156,6 +157,32 @@ def recurrent(
             total = einsum(q[:, t], sum_kv, "B H K, B H K V -> B H V")
             rows.append(_divide(total, einsum(plain_q[:, t], sum_b, "B H K, B H K -> B H")))
         return torch.stack(rows, dim=1).to(v.dtype), (sum_kv, sum_b)
+
+
+def over_all(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    plain_q: Float[Tensor, "B T H K"],
+    plain_k: Float[Tensor, "B T H K"],
+    segments: Int[Tensor, "B T"] | None = None,
+) -> Float[Tensor, "B T H V"]:
+    """Every token reads the sums of the whole sequence; with `segments` those of its document, pair by pair."""
+    with full_precision(v.device):
+        q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        if segments is not None:
+            same = (segments[:, None, :, None] == segments[:, None, None, :]).to(q.dtype)
+            products = einsum(q, k, "B T H K, B S H K -> B H T S") * same
+            weights = einsum(plain_q, plain_k, "B T H K, B S H K -> B H T S") * same
+            total = einsum(products, values, "B H T S, B S H V -> B T H V")
+            return _divide(total, rearrange(weights.sum(-1), "B H T -> B T H")).to(v.dtype)
+        total = einsum(q, einsum(k, values, "B S H K, B S H V -> B H K V"), "B T H K, B H K V -> B T H V")
+        return _divide(total, einsum(plain_q, plain_k.sum(1), "B T H K, B H K -> B T H")).to(v.dtype)
+
+
+def over_all_flops(heads: int, key_dim: int, value_dim: int) -> float:
+    """FLOPs per token of `over_all` without segments: its sums, and what each token reads of them."""
+    return 2.0 * heads * key_dim * (2 * value_dim + 1)
 
 
 def _divide(total: Float[Tensor, "*A V"], weight: Float[Tensor, "*A"]) -> Float[Tensor, "*A V"]:

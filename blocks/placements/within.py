@@ -1,17 +1,16 @@
-"""Placements that differ within a layer or over depth: sub_ln, normformer, hybridnorm, mix_ln, macaron and ngpt."""
+"""Placements that differ within a layer or over depth: sub_ln, normformer, hybridnorm, mix_ln and macaron."""
 
 import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from blocks.families import AbstractNorm, AbstractPlacement, Dims, Role, Trait, mark
+from blocks.families import AbstractNorm, AbstractPlacement, Dims, Role, Trait
 from blocks.multipliers import Multiply
-from blocks.placements.branches import AbstractEvenPlacement, Around, Branch, Layer, Sublayer, run_ffn
-from blocks.placements.inner import norm_inputs, norm_outputs
+from blocks.placements.branches import AbstractEvenPlacement, Around, Layer, Sublayer, run_ffn
+from blocks.placements.inner import norm_inputs, norm_outputs, scale_heads
 from blocks.placements.normed import Pre
 from blocks.registry import register
 from search_space.domains import choice
@@ -63,12 +62,21 @@ class NormFormer(AbstractPlacement):
     kind: ClassVar[str] = "normformer"
     paper: ClassVar[str] = (
         "NormFormer: Improved Transformer Pretraining with Extra Normalization, Shleifer et al. 2021, section 3, "
-        "arXiv:2110.09456, without its scaling of heads"
+        "arXiv:2110.09456"
     )
     proof: ClassVar[str] = "test_without_their_inner_norms_sub_ln_and_normformer_are_pre"
     reference: ClassVar[str] = "pre-norm, which it is without its inner norms"
     final_norm: ClassVar[bool] = True
     reaches: ClassVar[frozenset[Role]] = frozenset({Role.FFN_OUT})
+
+    scaled_heads: bool = choice(
+        False,
+        True,
+        default=False,
+        opt_in=True,
+        neutral=False,
+        help="whether each head's output has a learned factor, as in the paper",
+    )
 
     def build(
         self,
@@ -79,6 +87,8 @@ class NormFormer(AbstractPlacement):
         ffn: nn.Module,
         dropout: nn.Module,
     ) -> nn.Module:
+        if self.scaled_heads:
+            scale_heads(mixer)
         norm_inputs(ffn, Role.FFN_OUT, norm.build)
         before_mixer, after_mixer, before_ffn = (norm.build(dims.d_model) for _ in range(3))
         around_mixer = Around(dropout, before=before_mixer, after=after_mixer)
@@ -203,60 +213,3 @@ def twin(module: nn.Module) -> nn.Module:
     for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
         vars(theirs).update(vars(mine))
     return other
-
-
-class OnSphere(nn.Module):
-    """unit(x + a (unit(f(x)) - x)): a step of learned size per channel towards the branch's direction."""
-
-    def __init__(self, width: int, dropout: nn.Module) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.step = mark(nn.Parameter(torch.full((width,), 0.05)), Role.GAIN)
-
-    def forward(self, x: Float[Tensor, "B T D"], branch: Branch) -> Float[Tensor, "B T D"]:
-        towards = unit(branch(x)) - x
-        return unit(x + self.dropout(self.step.to(x.dtype) * towards))
-
-
-def unit(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    """Rows of length 1."""
-    return nn.functional.normalize(x, dim=-1, eps=1e-6)
-
-
-class OnSphereLayer(nn.Module):
-    """A layer whose input is brought to length 1 first."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Float[Tensor, "B T D"], *args: Any) -> Float[Tensor, "B T D"]:
-        return self.layer(unit(x), *args)
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class Ngpt(AbstractPlacement):
-    """The residual stream lies on the unit sphere, and each branch turns it by a learned step; weights are free."""
-
-    kind: ClassVar[str] = "ngpt"
-    paper: ClassVar[str] = (
-        "nGPT: Normalized Transformer with Representation Learning on the Hypersphere, Loshchilov et al. 2024, eq. 10 "
-        "and 11, arXiv:2410.01131, without its normalised weights"
-    )
-    proof: ClassVar[str] = "test_ngpt_stays_on_the_unit_sphere"
-    reference: ClassVar[str] = "the unit sphere"
-    final_norm: ClassVar[bool] = True
-    additive: ClassVar[bool] = False
-
-    def build(
-        self,
-        dims: Dims,
-        layer: int,
-        norm: AbstractNorm,
-        mixer: nn.Module,
-        ffn: nn.Module,
-        dropout: nn.Module,
-    ) -> nn.Module:
-        layer_module = Layer(mixer, OnSphere(dims.d_model, dropout), ffn, OnSphere(dims.d_model, dropout))
-        return OnSphereLayer(layer_module)

@@ -22,7 +22,8 @@ from blocks.norms.standard import LayerNormConfig, RMSNormConfig
 from blocks.placements.branches import Around, Layer
 from blocks.placements.normed import Parallel, Peri, Post, Pre, Reordered, Sandwich
 from blocks.placements.scaled import DeepNorm, Fixup, LayerScale, LnScaling, NoNorm, ReZero, deepnorm_constants
-from blocks.placements.within import HybridNorm, Macaron, MixLn, Ngpt, NormFormer, SubLn, twin
+from blocks.placements.sphere import Ngpt
+from blocks.placements.within import HybridNorm, Macaron, MixLn, NormFormer, SubLn, twin
 
 Make = Callable[..., ModelConfig]
 DIMS = Dims(d_model=16, d_ff=32, layers=2, train_len=8, max_len=8)
@@ -279,6 +280,23 @@ def test_ngpt_stays_on_the_unit_sphere() -> None:
     half = nn.functional.normalize(unit + 0.05 * (moved - unit), dim=-1)
     moved = nn.functional.normalize(layer.layer.ffn(half), dim=-1)
     torch.testing.assert_close(layer(X), nn.functional.normalize(half + 0.05 * (moved - half), dim=-1))
+
+
+def test_normformer_scales_each_head_before_the_output_map(small: Make) -> None:
+    """NormFormer, section 3.2: concat(gamma_1 h_1, ...) W_O, each gamma 1 at the start."""
+    plain = small({"placement.kind": "normformer"}).build(seed=0).eval()
+    scaled = small({"placement.kind": "normformer", "placement.normformer.scaled_heads": True}).build(seed=0).eval()
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(scaled(tokens)[0], plain(tokens)[0])
+    out = scaled.layers[0].mixer.mixer.out
+    gain = out.input_norm.gain
+    assert len(gain) == scaled.config.mixer.head_shape().heads == 4
+    x = torch.randn(2, 6, out.in_features)
+    with torch.no_grad():
+        gain.copy_(torch.tensor([1.0, 2.0, 0.0, -3.0]))
+        torch.testing.assert_close(out(x), (x * gain.repeat_interleave(8)) @ out.weight.T)
+    _, state = scaled.step(tokens[:, :7], scaled.empty_state(1), 0)
+    torch.testing.assert_close(scaled.step(tokens[:, 7:], state, 7)[0], scaled(tokens)[0][:, 7:], rtol=1e-5, atol=1e-5)
 
 
 def test_peri_is_sandwich_behind_a_norm_of_the_embedding(small: Make) -> None:

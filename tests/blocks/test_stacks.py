@@ -94,7 +94,7 @@ def test_every_encoder_sees_both_ways_ignores_padding_and_trains(small: Make, ch
         {"position.kind": "none"},
         {"position.kind": "xpos"},
         {"position.kind": "cope"},
-        {"mixer.kind": "linear"},
+        {"mixer.kind": "retention"},
         {"premixer.kind": "short_conv"},
     ],
     ids=label,
