@@ -4,11 +4,13 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blocks.diagnostics import SAME, SINK, Diagnosis, Place, diagnose, update_ratios
+from blocks.families import Role
 from blocks.findings import unread, warnings_of, warnings_of_growth, warnings_of_updates
 from blocks.model import DecoderLM
 from runners.evaluate import autocast, to_device
@@ -63,6 +65,26 @@ class Checkups:
         self._first = self._first or found
         self.seconds += time.perf_counter() - since
         return [checkup]
+
+    def plain(self) -> dict[str, Any]:
+        """What a later attempt must know, as JSON data; between two steps no weights are remembered."""
+        first = None
+        if self._first is not None:
+            first = {name: value for name, value in vars(self._first).items() if name not in ("layers", "gradients")}
+        return {
+            "seconds": self.seconds,
+            "moved": [[layer, str(role), ratio] for (layer, role), ratio in self._moved.items()],
+            "moved_at": self._moved_at,
+            "first": first,
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Go on from what `plain` said."""
+        self.seconds = plain["seconds"]
+        self._moved = {(layer, Role(role)): ratio for layer, role, ratio in plain["moved"]}
+        self._moved_at = plain["moved_at"]
+        # Later checkups compare themselves with the numbers of the whole model alone.
+        self._first = None if plain["first"] is None else Diagnosis(layers=(), **plain["first"])
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         length = self._data.shape.train_len

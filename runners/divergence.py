@@ -1,6 +1,7 @@
 """When a trial has diverged: NaN, infinity, or a loss that stays far above where it began; or is out of memory."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -59,6 +60,20 @@ class Watch:
                     f"the training loss stayed above {limit:.3f} for {SUSTAINED} steps, up to {tokens} tokens; "
                     f"it began at {start:.3f}; {ADVICE}",
                 )
+
+    def losses(self) -> list[float]:
+        """Training loss of every step so far."""
+        self.check()
+        return list(self._losses)
+
+    def plain(self) -> dict[str, int]:
+        """What else a later attempt must know, as JSON data."""
+        return {"read_up_to": self._read_up_to, "over": self._over}
+
+    def restore(self, losses: list[float], plain: Mapping[str, int]) -> None:
+        """Go on from what `losses` and `plain` said."""
+        self._losses = losses
+        self._read_up_to, self._over = plain["read_up_to"], plain["over"]
 
     def first_loss(self) -> float:
         """Training loss of the untrained model."""

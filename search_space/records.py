@@ -131,6 +131,8 @@ class TrialResult:
     """What the worker ran under: versions, threads, CPU capability, ISA caps, deterministic flag."""
     checkups: tuple[Checkup, ...] = field(default=(), metadata={ADDED: True})
     """What the model looked like inside, at growing tokens; none unless the spec asks for them."""
+    remarks: tuple[str, ...] = field(default=(), metadata={ADDED: True})
+    """What went wrong on the way without ending the trial, in sentences."""
 
 
 class Metric:
@@ -161,6 +163,8 @@ class Metric:
     SECONDS_EVALUATE = "seconds/evaluate"
     SECONDS_DIAGNOSE = "seconds/diagnose"
     TOKENS = "tokens"
+    MICRO_BATCH_TOKENS = "micro_batch_tokens"
+    """Tokens of a micro-batch, on a trial that ran out of memory with those of its budget and was run with fewer."""
     BASELINE_BIGRAM = "baseline/bigram_loss"
     """On the parent: loss of the task's bigram model on the validation split."""
 
@@ -180,6 +184,12 @@ class Tag:
     """The generation in which a trial was proposed or a final planned; finals are numbered from 0 in each."""
     STATUS = "assay.status"
     REASON = "assay.reason"
+    ATTEMPTS = "assay.attempts"
+    """On a trial that was run more than once: how each earlier attempt ended, a line each."""
+    REMARKS = "assay.remarks"
+    """What went wrong on a trial's way without ending it, a line each."""
+    WEIGHTS = "assay.weights"
+    """On a trial whose trained model was deleted: why."""
     CAUTIONS = "assay.cautions"
     """On a trial whose model is legal but doubtful: why, a line each."""
     SPEC = "assay.spec_id"
@@ -285,5 +295,6 @@ def result_from_plain(plain: dict[str, Any]) -> TrialResult:
             "status": Status(plain["status"]),
             "curve": tuple(Reading(**reading) for reading in plain["curve"]),
             "checkups": tuple(checkup_from_plain(checkup) for checkup in plain.get("checkups", ())),
+            "remarks": tuple(plain.get("remarks", ())),
         }
     )

@@ -28,13 +28,20 @@ def test_the_last_reading_prunes_nobody() -> None:
 
 
 def test_a_trial_over_its_seconds_is_timed_out() -> None:
-    made = prepare("budget.max_seconds=0.05", "budget.tokens=1280000")
+    made = prepare("budget.max_seconds=2", "budget.tokens=1280000")
     before = time.perf_counter()
     result = run(made)
     assert result.status is Status.TIMED_OUT
     assert time.perf_counter() - before < 10
     assert 0 < result.tokens < 1280000
-    assert "budget.max_seconds=0.05" in result.reason
+    assert "budget.max_seconds=2" in result.reason
+
+
+def test_the_limit_holds_before_the_first_step_too() -> None:
+    result = run(prepare("budget.max_seconds=0.001"))
+    assert result.status is Status.TIMED_OUT
+    assert result.tokens == 0
+    assert result.reason == "budget.max_seconds=0.001 passed while the model was built"
 
 
 @pytest.mark.slow
