@@ -3,6 +3,8 @@
 import signal
 import threading
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -95,6 +97,18 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = signal.Signals(number).name
+
+
+@contextmanager
+def kept_signals() -> Iterator[None]:
+    """Puts back the handlers of SIGINT and SIGTERM that whatever runs inside replaces by its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class AbstractEngine:

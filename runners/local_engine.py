@@ -25,7 +25,7 @@ START_SECONDS = 300.0
 MOST_FAILED_STARTS = 3
 LAST_LINES = 25
 _NO_SIGNAL = socket.MSG_NOSIGNAL if sys.platform == "linux" else 0
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass
@@ -57,7 +57,7 @@ class LocalEngine(AbstractEngine):
         self._data = data.absolute()
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads)), **(environment or {})}
+        self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), **(environment or {})}
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0

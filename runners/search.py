@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.engine import AbstractSource, Interrupts, Job
+from runners.engines import open_engine
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
 from runners.ledger import Entry
-from runners.local_engine import LocalEngine
 from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
@@ -62,15 +62,16 @@ def run_search(
     study_uri: str,
     jobs: int = 0,
     data_path: str = "",
+    address: str = "",
     extend: bool = False,
     join: bool = False,
     progress: Progress | None = None,
 ) -> SearchOutcome:
     """Run the search to its end, or go on with it; Ctrl-C and SIGTERM end it cleanly within seconds.
 
-    `jobs` overrides the experiment's, `data_path` names where the task's data lies. With `join` this driver works
-    beside the one that leads the search, and leaves the finals to it. Raises UserError for what the user
-    can mend (StudyBusy, StudyMismatch among them) and EngineError when no worker can be started.
+    `jobs` overrides the experiment's, `data_path` names where the task's data lies, `address` a Ray cluster. With
+    `join` this driver works beside the one that leads the search, and leaves the finals to it. Raises UserError for
+    what the user can mend (StudyBusy, StudyMismatch among them), EngineError when no worker can start.
     """
     shown = Progress() if progress is None else progress
     began = time.monotonic()
@@ -87,12 +88,7 @@ def run_search(
         try:
             with (
                 Interrupts() as interrupts,
-                LocalEngine(
-                    jobs=jobs or experiment.engine.jobs,
-                    data=file,
-                    folder=folder / "workers",
-                    threads=experiment.engine.threads,
-                ) as engine,
+                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder) as engine,
             ):
                 source.catch_up()
                 whole = engine.drive(source, interrupts)

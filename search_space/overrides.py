@@ -62,7 +62,7 @@ def parse_override(text: str) -> Override:
         raise _refused(label, path, "is no override; write path=value, such as search.trials=40")
     if not value.strip():
         raise _refused(label, path, "has no value; write path=value, such as search.trials=40")
-    if not path.startswith("task."):
+    if not path.startswith(("task.", "engine.")):
         path = path.removesuffix(".kind")
     try:
         document = parse(value, label)

@@ -17,6 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, report, and print what to type next; 1 when no trial came to a result."""
     overrides = [f"search.trials={arguments.trials}"] if arguments.trials else []
     overrides += [f"search.seed={arguments.seed}"] if arguments.seed is not None else []
+    overrides += [f"engine.kind={arguments.engine}"] if arguments.engine else []
     experiment = read_experiment(arguments, tuple(overrides))
     place = locate(arguments.tracking_uri)
     print(_opening(experiment, arguments.jobs), file=sys.stderr)
@@ -27,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         study_uri=arguments.study or study_uri(place, experiment.name),
         jobs=arguments.jobs,
         data_path=arguments.data,
+        address=arguments.address,
         extend=arguments.extend,
     )
     _close(outcome, tracker, arguments)

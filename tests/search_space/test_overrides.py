@@ -34,6 +34,7 @@ def test_scalars_lists_and_mappings_are_read_as_yaml() -> None:
 
 def test_sections_and_fields_the_file_lacks_are_made() -> None:
     assert load("engine.jobs=3").engine.jobs == 3
+    assert load("engine.kind=ray").engine.kind == "ray"
     assert load("limits.max_params=1M").limits.max_params == 1e6
     assert load("task.copying.seq_len=32").task["copying"]["seq_len"] == 32
     assert load("search.pruner.asha.factor=4").search.pruner == PrunerSpec(kind="asha", grace_tokens=1024, factor=4)
