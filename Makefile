@@ -30,6 +30,7 @@ check: lint test
 
 docs: $(READY)
 	@"$(BIN)/assay" blocks --markdown docs/blocks.md
+	"$(BIN)/python" tests/experiment_page.py
 	ASSAY_WRITE_DOCS=1 "$(BIN)/python" -m pytest -q tests/blocks
 
 findings: $(READY)
