@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--extend", action="store_true", help="go on under an edited file; old trials inform the sampler"
     )
+    search.add_argument(
+        "--join", action="store_true", help="work beside the driver that runs this search, with workers of one's own"
+    )
     search.add_argument("--no-report", action="store_true", help="leave the report out at the end")
     _overrides(search)
 

@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         data_path=arguments.data,
         address=arguments.address,
         extend=arguments.extend,
+        join=arguments.join,
     )
     _close(outcome, tracker, arguments)
     return 0 if outcome.counts.get(Status.OK, 0) and not outcome.interrupted else 1
