@@ -158,6 +158,7 @@ class ModelConfig:
             train_len=self.train_len,
             max_len=self.max_len,
             direction=self.stack.direction if direction is None else direction,
+            partner_layers=self.stack.partner_layers(),
         )
 
     def layer_mixers(self) -> tuple[AbstractMixer, ...]:
@@ -192,7 +193,8 @@ class ModelConfig:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed_from(seed, "construction"))
             model = self.stack.model(self)
-        initialise(model, self.init, self.layers, seed)
+        sides = {prefix: (self.init.for_side(at), at.layers) for prefix, at in self.stack.sides(self).items()}
+        initialise(model, self.init, self.layers, seed, sides)
         with torch.no_grad():
             self.placement.settle(model, self.d_model)
         return model.to(device)

@@ -1,6 +1,7 @@
 """The encoder-decoder: a source read in both directions, and a target written one token at a time."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from blocks.families import (
     AbstractPlacement,
     AbstractStack,
     Context,
+    Dims,
     Direction,
     InfeasibleArchitecture,
     Role,
@@ -179,6 +181,17 @@ def shift_right(labels: Int[Tensor, "B T"], start: int) -> Int[Tensor, "B T"]:
     return torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderSide(Encoder):
+    """The encoder of an encoder-decoder; no stack by itself."""
+
+    decoder_layers: int
+    """Layers of the decoder that reads what it makes."""
+
+    def partner_layers(self) -> int:
+        return self.decoder_layers
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(AbstractStack):
@@ -208,7 +221,13 @@ class EncoderDecoder(AbstractStack):
 
     def encoder(self, config: ModelConfig) -> ModelConfig:
         """The config of the encoder's side."""
-        return dataclasses.replace(config, layers=self.encoder_layers, stack=Encoder())
+        return dataclasses.replace(config, layers=self.encoder_layers, stack=EncoderSide(decoder_layers=config.layers))
+
+    def partner_layers(self) -> int:
+        return self.encoder_layers
+
+    def sides(self, config: ModelConfig) -> Mapping[str, Dims]:
+        return {"encoder.": self.encoder(config).dims(), "decoder.": config.dims()}
 
     def parts(self, config: ModelConfig) -> list[nn.Module]:
         crossing = [CrossLayer(config, mixer, layer).sublayers[1] for mixer, layer in build_blocks(config)]

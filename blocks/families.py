@@ -146,6 +146,8 @@ class Dims:
     """Longest sequence the model is ever run on; at least train_len."""
     direction: Direction = Direction.CAUSAL
     """Whether the layers built with these sizes may look ahead."""
+    partner_layers: int = 0
+    """Layers on the other side of an encoder-decoder; 0 where there is no other side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +289,8 @@ class AbstractMixer:
     """Whether it honours Context.prefix."""
     value_projection: ClassVar[bool] = False
     """Whether its module makes its values, and nothing else, by a linear map called `value`."""
+    weighs_values: ClassVar[bool] = False
+    """Whether its module weighs what a map called `value` makes of something else than its input."""
 
     def reach(self) -> int | None:
         """Tokens that one layer lets a query see at most, itself included; None: every one before it."""
@@ -521,6 +525,10 @@ class AbstractInit:
         """Factor on queries where they are projected."""
         return 1.0
 
+    def for_side(self, dims: Dims) -> "AbstractInit":
+        """The rule for one side of an encoder-decoder, whose layers have these sizes."""
+        return self
+
     def canonical(self, dims: Dims) -> "AbstractInit":
         """The simplest rule that draws and multiplies alike at these sizes."""
         return self
@@ -566,6 +574,14 @@ class AbstractStack:
     def flops_per_token(self, config: Any, length: int, causal: bool) -> float:
         """Forward FLOPs of those parts, per token of the sequence that the decoder's layers run on."""
         return 0.0
+
+    def partner_layers(self) -> int:
+        """Layers that stand beside those of the ModelConfig, on the other side of an encoder-decoder."""
+        return 0
+
+    def sides(self, config: Any) -> Mapping[str, Dims]:
+        """The sizes of the layers of each side, by how the names of its parameters begin; empty with one side."""
+        return {}
 
     def check(self, config: Any) -> None:
         """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the stack."""

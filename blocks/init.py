@@ -4,6 +4,8 @@ Query, key and value matrices are separate parameters: each is drawn by its own 
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -19,15 +21,23 @@ DRAWN = MATRICES | TABLES
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def initialise(model: nn.Module, rule: AbstractInit, layers: int, seed: int) -> None:
+def initialise(
+    model: nn.Module,
+    rule: AbstractInit,
+    layers: int,
+    seed: int,
+    sides: Mapping[str, tuple[AbstractInit, int]] = MappingProxyType({}),
+) -> None:
     """Draw every parameter of a drawn role, each from its own generator seeded by (seed, parameter name).
 
     A shared parameter has one name and is drawn once, by the role it was marked with. Every parameter is given the
-    rule's learning-rate factor.
+    rule's learning-rate factor. Parameters whose name begins like a side go by the rule and the layers of that side.
     """
+    whole = (rule, layers)
     for name, parameter in model.named_parameters():
         role = role_of(name, parameter)
         fan_in, fan_out = parameter.fans  # type: ignore[attr-defined]
+        rule, layers = _side(name, sides, whole)
         factor = rule.learning_rate_factor(role, fan_in, fan_out, layers)
         parameter.learning_rate_factor = factor  # type: ignore[attr-defined]
         if role not in DRAWN:
@@ -38,6 +48,7 @@ def initialise(model: nn.Module, rule: AbstractInit, layers: int, seed: int) -> 
         with torch.no_grad():
             fill(parameter, rule.std_at(role, fan_in, fan_out, layers, layer_of(name)), generator)
     for name, slot in model.named_modules():
+        rule, _ = _side(name, sides, whole)
         if isinstance(slot, MixerSlot) and slot.shape is not None:
             with torch.no_grad():
                 rule.relate(_related(slot.mixer), slot.shape, torch.Generator().manual_seed(seed_from(seed, name)))
@@ -52,6 +63,12 @@ def _related(mixer: nn.Module) -> dict[Role, nn.Parameter]:
         if role == role_of(path, parameter):
             found.setdefault(role, parameter)
     return found
+
+
+def _side(
+    name: str, sides: Mapping[str, tuple[AbstractInit, int]], whole: tuple[AbstractInit, int]
+) -> tuple[AbstractInit, int]:
+    return next((side for prefix, side in sides.items() if name.startswith(prefix)), whole)
 
 
 def layer_of(name: str) -> int:

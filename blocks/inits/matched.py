@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blocks.families import RESIDUAL_OUTPUTS, AbstractInit, Role, Trait
+from blocks.families import RESIDUAL_OUTPUTS, AbstractInit, Dims, Role, Trait
 from blocks.init import TABLES
 from blocks.inits.draws import normal
+from blocks.placements.scaled import deepnorm_constants
 from blocks.registry import register
 
 BRANCH_VALUES = RESIDUAL_OUTPUTS | {Role.VALUE, Role.FFN_IN, Role.FFN_GATE}
@@ -19,6 +20,11 @@ BRANCH_VALUES = RESIDUAL_OUTPUTS | {Role.VALUE, Role.FFN_IN, Role.FFN_GATE}
 def xavier(role: Role, fan_in: int, fan_out: int) -> float:
     """Xavier's deviation; rows of tables have unit norm."""
     return fan_out**-0.5 if role in TABLES else math.sqrt(2 / (fan_in + fan_out))
+
+
+def scaled_values(role: Role, fan_in: int, fan_out: int, factor: float) -> float:
+    """Xavier's deviation, times the factor for what a branch adds in proportion to."""
+    return xavier(role, fan_in, fan_out) * (factor if role in BRANCH_VALUES else 1.0)
 
 
 @register
@@ -78,10 +84,24 @@ class DeepNormInit(AbstractInit):
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
-        return xavier(role, fan_in, fan_out) * ((8 * layers) ** -0.25 if role in BRANCH_VALUES else 1.0)
+        return scaled_values(role, fan_in, fan_out, (8 * layers) ** -0.25)
+
+    def for_side(self, dims: Dims) -> AbstractInit:
+        return DeepNormSide(beta=deepnorm_constants(dims)[1])
 
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
         normal(weight, std, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepNormSide(DeepNormInit):
+    """The rule on one side of an encoder-decoder; no rule by itself."""
+
+    beta: float
+    """Factor on values, outputs and FFN."""
+
+    def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
+        return scaled_values(role, fan_in, fan_out, self.beta)
 
 
 @register
@@ -96,7 +116,7 @@ class Magneto(AbstractInit):
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.INNER_NORMS})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
-        return xavier(role, fan_in, fan_out) * (math.sqrt(math.log(2 * layers)) if role in BRANCH_VALUES else 1.0)
+        return scaled_values(role, fan_in, fan_out, math.sqrt(math.log(2 * layers)))
 
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
         normal(weight, std, generator)

@@ -1,20 +1,26 @@
 """Placements that scale the branch or the residual stream: deepnorm, ln_scaling, layerscale, rezero and others."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
-from blocks.families import AbstractNorm, Dims, InfeasibleArchitecture, Trait
+from blocks.families import AbstractNorm, Dims, Direction, Trait
 from blocks.multipliers import Multiply
 from blocks.placements.branches import AbstractEvenPlacement, Around, Gain, Shift
 from blocks.registry import register
 from search_space.domains import choice
 
 
-def deepnorm_constants(layers: int) -> tuple[float, float]:
-    """alpha and beta of a stack of so many layers without cross-attention (DeepNet, table 2)."""
-    return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+def deepnorm_constants(dims: Dims) -> tuple[float, float]:
+    """alpha and beta of a stack of layers, or of one side of an encoder-decoder (DeepNet, table 2)."""
+    layers, partners = dims.layers, dims.partner_layers
+    if not partners:
+        return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+    if dims.direction == Direction.CAUSAL:
+        return (3 * layers) ** 0.25, (12 * layers) ** -0.25
+    together = (layers**4 * partners) ** (1 / 16)
+    return 0.81 * together, 0.87 / together
 
 
 @register
@@ -32,14 +38,7 @@ class DeepNorm(AbstractEvenPlacement):
     provides: ClassVar[frozenset[Trait]] = frozenset({Trait.SCALED_RESIDUAL})
 
     def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
-        return Around(dropout, outer=norm.build(dims.d_model), skip=deepnorm_constants(dims.layers)[0])
-
-    def check(self, config: Any) -> None:
-        if len(config.stack.directions) > 1:
-            raise InfeasibleArchitecture(
-                f"model.placement.kind='deepnorm' has constants for one stack of layers; model.stack.kind="
-                f"{config.stack.kind!r} has two, whose constants depend on each other; use model.placement.kind='pre'"
-            )
+        return Around(dropout, outer=norm.build(dims.d_model), skip=deepnorm_constants(dims)[0])
 
 
 @register
