@@ -1,5 +1,9 @@
-"""Runs the search of an experiment file in a process of its own: `python drive.py FOLDER FILE [OVERRIDE ...]`."""
+"""Runs the search of an experiment file in a process of its own: `python drive.py FOLDER FILE [--join] [OVERRIDE ...]`.
 
+Environment variable ASSAY_STUDY: URI of the study; otherwise it lies in the folder.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -13,11 +17,12 @@ from search_space.experiment import read
 
 def main(folder: Path, file: Path, overrides: list[str]) -> int:
     """Run or go on with the search kept in the folder; exit code 2 for what the user can mend."""
+    join = "--join" in overrides
+    overrides = [override for override in overrides if override != "--join"]
     experiment = read(file, full_space=full_space, tasks=TASKS, overrides=overrides)
+    study = os.environ.get("ASSAY_STUDY", f"sqlite:///{folder}/study.db")
     try:
-        outcome = run_search(
-            experiment, tracker=Tracker(f"sqlite:///{folder}/mlflow.db"), study_uri=f"sqlite:///{folder}/study.db"
-        )
+        outcome = run_search(experiment, tracker=Tracker(f"sqlite:///{folder}/mlflow.db"), study_uri=study, join=join)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

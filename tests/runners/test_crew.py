@@ -1,0 +1,159 @@
+"""Several drivers run one study: no trial is lost or doubled, whoever of them dies."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from studied import experiment, opened, uri
+
+from runners import crew
+from runners.crew import Crew, FileTurns
+from runners.owners import is_driven
+from runners.store import Store
+from runners.study import Study, study_folder
+from search_space.canon import canonical_json
+from search_space.places import locate
+from search_space.records import Tag
+
+HERE = Path(__file__).parent
+TRIALS = 16
+ASKED = (f"search.trials={TRIALS}", "search.sampler=random")
+
+HOLDS_THE_TURN = """
+import sys, time
+from pathlib import Path
+from runners.crew import FileTurns
+with FileTurns(Path(sys.argv[1])).hold():
+    print("held", flush=True)
+    time.sleep(0.5)
+    Path(sys.argv[1] + ".ended").touch()
+"""
+
+
+def driver(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    file = folder / "small.yaml"
+    if not file.exists():
+        file.write_text(experiment().text)
+    words = [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *ASKED, *more]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(what: str, true: "object") -> None:
+    end = time.monotonic() + 120
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_a_turn_is_had_by_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "turn.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_TURN, str(lock)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with FileTurns(lock).hold():
+            assert (tmp_path / "turn.lock.ended").exists()
+
+
+def test_a_driver_elsewhere_lives_as_long_as_its_beats_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(crew.time, "monotonic", lambda: now)
+    with opened(tmp_path) as study:
+        other = "elsewhere:12:34"
+        study.note(f"assay.driver/{other}", 1.0)
+        assert study.crew.others() == {other}
+        now += crew.SILENT_SECONDS - 1
+        assert study.crew.others() == {other}
+        study.note(f"assay.driver/{other}", 2.0)
+        now += 2
+        assert study.crew.others() == {other}
+        now += crew.SILENT_SECONDS
+        assert study.crew.others() == set()
+
+
+def test_a_driver_of_this_machine_that_is_gone_is_known_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as study:
+        here = study.crew.me.partition(":")[0]
+        study.note(f"assay.driver/{here}:{2**22 - 1}:1", 1.0)
+        study.note(f"assay.driver/{here}:1:", 1.0)
+        assert study.crew.others() == {f"{here}:1:"}
+
+
+def test_trials_of_a_driver_that_left_are_adopted_and_no_others(tmp_path: Path) -> None:
+    with opened(tmp_path) as study:
+        first, second = study.propose(), study.propose()
+        assert first is not None
+        assert second is not None
+        here = study.crew.me.partition(":")[0]
+        study._ledger.claim(first.number, f"{here}:1:")
+        study.note(f"assay.driver/{here}:1:", 1.0)
+        study._ledger.claim(second.number, f"{here}:{2**22 - 1}:1")
+        assert study.elsewhere() == 2
+        assert [entry.number for entry in study.adopt()] == [second.number]
+        assert [proposed.number for proposed in study.running()] == [second.number]
+        assert study.elsewhere() == 1
+
+
+def test_a_study_that_a_driver_joined_counts_as_driven(tmp_path: Path) -> None:
+    folder = study_folder(uri(tmp_path), "small")
+    with Study.open(uri(tmp_path), experiment(), join=True):
+        assert is_driven(folder)
+        with Study.open(uri(tmp_path), experiment(), join=True):
+            assert is_driven(folder)
+    assert not is_driven(folder)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("dies", ["the one that joined", "the one that leads"])
+def test_the_others_finish_what_a_killed_driver_began(tmp_path: Path, dies: str) -> None:
+    first = driver(tmp_path)
+    wait_for("the first trial", lambda: (tmp_path / "study.db").exists() and _stored(tmp_path) >= 1)
+    second = driver(tmp_path, "--join")
+    wait_for("both drivers to own trials", lambda: len(_owners(tmp_path)) == 2)
+    victim, other = (second, first) if dies == "the one that joined" else (first, second)
+    victim.kill()
+    victim.communicate()
+    _, err = other.communicate(timeout=120)
+    assert other.returncode == 0, err
+    if dies == "the one that leads":
+        # Whoever joined leaves what the dead leader ran to it where it ended first; the same command takes it up.
+        again = driver(tmp_path)
+        _, err = again.communicate(timeout=120)
+        assert again.returncode == 0, err
+
+    with Study.open(uri(tmp_path), experiment(*ASKED)) as study:
+        entries = study.trials()
+    assert [entry.number for entry in entries] == list(range(TRIALS))
+    assert all(entry.settled for entry in entries)
+    assert len({canonical_json(dict(entry.point)) for entry in entries}) == TRIALS
+    store = Store(locate(f"sqlite:///{tmp_path}/mlflow.db"))
+    (parent,) = store.searches().values()
+    runs = list(store.client.search_runs([parent.info.experiment_id], max_results=1000))
+    children = [run for run in runs if run.data.tags[Tag.KIND] == "trial"]
+    assert Counter(run.data.tags[Tag.NUMBER] for run in children) == Counter(map(str, range(TRIALS)))
+    assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def _stored(folder: Path) -> int:
+    with Study.open(uri(folder), experiment(*ASKED), join=True) as study:
+        return len(study.trials())
+
+
+def _owners(folder: Path) -> set[str]:
+    with Study.open(uri(folder), experiment(*ASKED), join=True) as study:
+        return {entry.owner for entry in study.trials()} - {f"{os.getpid()}"}
+
+
+def test_crew_notes_that_it_left(tmp_path: Path) -> None:
+    with opened(tmp_path) as study:
+        me = study.crew.me
+        assert study.noted(f"assay.driver/{me}", None) > 0
+    with opened(tmp_path) as study:
+        other = Crew(study._ledger, FileTurns(tmp_path / "turn.lock"))
+        other.leave()
+        assert study.noted(f"assay.driver/{me}", None) == 0.0
