@@ -29,7 +29,7 @@ def checkup(tokens: int, warnings: list[str], *, heads: int = 8) -> dict[str, An
         "gradients": {"layer 1": roles, "layer 2": roles, "outside": {"embedding": 0.1}},
         "updates": {},
         "warnings": warnings,
-        "notes": [] if heads else ["layers 1, 2: linear has no attention weights to read"],
+        "notes": [] if heads else ["layers 1, 2: no attention weights can be read off linear"],
     }
 
 
@@ -64,7 +64,7 @@ def test_warnings_and_what_could_not_be_read_are_told_trial_by_trial(kept: str) 
     lines = diagnostics_lines(search, shown)
     assert lines[0] == "looked/0 (loss 2.000): nothing unusual."
     assert lines[1].startswith(f"looked/1 (loss 2.100): {SINKS}; layer 1: 3 of 8")
-    assert lines[2] == "looked/2 (loss 2.200): layers 1, 2: linear has no attention weights to read."
+    assert lines[2] == "looked/2 (loss 2.200): layers 1, 2: no attention weights can be read off linear."
     assert lines[3:] == [
         "1 of 3 trials that were looked at have warnings.",
         "2x: … of … heads attend only to token …",
