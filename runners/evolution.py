@@ -1,23 +1,31 @@
-"""Evolutionary samplers whose whole state is the history: NSGA-II over the tree of a space, and CMA-ES over numbers."""
+"""Evolutionary samplers whose whole state is the history: NSGA-II and regularised evolution on trees, and CMA-ES."""
 
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cmaes import CMA
 from numpy.typing import NDArray
 
-from runners.history import AbstractSampler, Fate, Told, fronts
+from runners.history import AbstractSampler, Fate, Told, crowding, fronts
 from search_space import domains
 from search_space.canon import seed_from
 from search_space.domains import Choice, Domain, FloatRange, IntRange, Scalar
-from search_space.space import Space, random_point, walk
+from search_space.space import Space, random_point, searched, walk
 
 _CROSSOVER = 0.9
 _START_SPREAD = 1 / 6
+_TOURNAMENTS = 2
+"""A tournament holds the population divided by so many."""
+_SWITCHES = 0.15
+"""Mutations that are sure to switch a variant, where one is searched."""
+_STEP, _JUMPS = 0.15, 0.1
+"""A number's step as a share of its range, and how often it is drawn anew instead."""
+_TRIES = 16
+"""Children with one change that are drawn before one more change is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,24 +71,100 @@ def survivors(trials: Sequence[Told], count: int) -> list[Told]:
     """The best trials by front, then by crowding distance; best first."""
     kept: list[Told] = []
     for front in fronts(trials):
-        distance = _crowding(front)
-        kept.extend(sorted(front, key=lambda told: (-distance[told.number], told.number)))
+        distances = crowding(np.array([told.values if told.fate is Fate.OK else () for told in front]))
+        kept.extend(told for told, _ in sorted(zip(front, distances, strict=True), key=lambda each: -each[1]))
         if len(kept) >= count:
             break
     return kept[:count]
 
 
-def _crowding(front: Sequence[Told]) -> dict[int, float]:
-    """Deb et al. 2002, section III-B: how far a trial's neighbours in its front are."""
-    distance = {told.number: 0.0 for told in front}
-    for objective in range(len(front[0].values)):
-        ordered = sorted(front, key=lambda told: (told.values[objective], told.number))
-        low, high = ordered[0].values[objective], ordered[-1].values[objective]
-        distance[ordered[0].number] = distance[ordered[-1].number] = math.inf
-        for before, told, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
-            if high > low:
-                distance[told.number] += (after.values[objective] - before.values[objective]) / (high - low)
-    return distance
+@dataclass(frozen=True, kw_only=True)
+class EvolutionSampler(AbstractSampler):
+    """Regularised evolution: the best of a few of the latest trials, changed in one place; old trials die of age.
+
+    Real et al. 2019, Regularized Evolution for Image Classifier Architecture Search (arXiv:1802.01548), algorithm 1.
+    A number moves a little, a choice moves to another option, a family switches its variant and keeps the fields that
+    both variants have. Redraws for one trial change more and more places, so that a parent whose neighbours were all
+    tried still has children. Several objectives are ranked by fronts, then by crowding distance.
+    """
+
+    space: Space
+    seed: int
+    population: int
+
+    def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
+        alive = [told for told in history if told.fate is not Fate.RUNNING][-self.population :]
+        standing = _standing(alive)
+        for attempt in itertools.count():
+            rng = random.Random(seed_from(self.seed, number, attempt))
+            if len(alive) < self.population:
+                yield random_point(self.space, rng)
+            else:
+                size = max(2, self.population // _TOURNAMENTS)
+                parent = standing[min(rng.sample(range(len(standing)), size))]
+                yield self._child(parent.point, [told.point for told in standing], 1 + attempt // _TRIES, rng)
+
+    def _child(
+        self, parent: Mapping[str, Scalar], others: Sequence[Mapping[str, Scalar]], places: int, rng: random.Random
+    ) -> dict[str, Scalar]:
+        fields = sorted(searched(self.space).keys() & parent.keys())
+        kinds = [path for path in fields if path.endswith(".kind")]
+        mutated: set[str] = set()
+        for _ in range(places):
+            mutated.add(rng.choice(kinds if kinds and rng.random() < _SWITCHES else fields))
+
+        def ask(path: str, domain: Domain) -> Scalar:
+            if path in mutated:
+                return _moved(domain, parent[path], rng)
+            known = (parent.get(path), _shared(parent, mutated, path), *(other.get(path) for other in others))
+            inherited = next((value for value in known if value is not None and domains.contains(domain, value)), None)
+            return domains.draw(domain, rng) if inherited is None else inherited
+
+        return walk(self.space, ask)
+
+
+def _standing(trials: Sequence[Told]) -> list[Told]:
+    """Best first: finished trials, then pruned ones by how far they came, then broken ones."""
+    finished = [told for told in trials if told.fate is Fate.OK]
+    pruned = [told for told in trials if told.fate is Fate.PRUNED]
+    return [
+        *survivors(finished, len(finished)),
+        *sorted(pruned, key=lambda told: (-told.last_tokens, told.last_loss, told.number)),
+        *(told for told in trials if told.fate is Fate.BROKEN),
+    ]
+
+
+def _shared(parent: Mapping[str, Scalar], mutated: Iterable[str], path: str) -> Scalar | None:
+    """What the parent has in the place of this path, under the variant that a switch replaces."""
+    for kind in mutated:
+        family = kind.removesuffix("kind")
+        if kind.endswith(".kind") and path.startswith(family):
+            rest = path.removeprefix(family).partition(".")[2]
+            return parent.get(f"{family}{parent[kind]}.{rest}")
+    return None
+
+
+def _moved(domain: Domain, value: Scalar, rng: random.Random) -> Scalar:
+    """Another value of the domain, near this one where values have an order."""
+    if isinstance(domain, Choice):
+        return rng.choice([option for option in domain.options if not domains.same(option, value)])
+    if rng.random() < _JUMPS:
+        return domains.draw(domain, rng)
+    assert isinstance(value, int | float)
+    low, high = _span(domain)
+    at = (math.log(value) if domain.log else float(value)) + rng.gauss(0.0, _STEP) * (high - low)
+    real = math.exp(min(max(at, low), high)) if domain.log else min(max(at, low), high)
+    if isinstance(domain, FloatRange):
+        return min(max(real, domain.low), domain.high)
+    near = _whole(domain, real)
+    if near == value:
+        near += domain.step * (1 if real > value else -1)
+    return near if domains.contains(domain, near) else _whole(domain, 2 * float(value) - near)
+
+
+def _whole(domain: IntRange, real: float) -> int:
+    """The integer of the domain that is nearest."""
+    return min(max(domain.low + domain.step * round((real - domain.low) / domain.step), domain.low), domain.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +216,7 @@ class CmaesSampler(AbstractSampler):
         scaled = low + (high - low) * float(position[list(self.fields).index(path)])
         real = math.exp(scaled) if _is_log(domain) else scaled
         if isinstance(domain, IntRange):
-            steps = round((real - domain.low) / domain.step)
-            return min(max(domain.low + domain.step * steps, domain.low), domain.high)
+            return _whole(domain, real)
         assert isinstance(domain, FloatRange)
         return min(max(real, domain.low), domain.high)
 

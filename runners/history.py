@@ -36,7 +36,7 @@ class Told:
     drawn: bool
     """False for a baseline and for trials of an earlier generation: no sampler drew them from this space."""
     values: tuple[float, ...] = ()
-    """Objectives, lower is better; empty unless ok."""
+    """Objectives, lower is better; those of a pruned trial with its last loss; empty where one is not known."""
     last_tokens: int = 0
     last_loss: float = 0.0
     """The last finite reading of a pruned trial."""
@@ -64,19 +64,34 @@ def fronts(trials: Sequence[Told]) -> list[list[Told]]:
     if not left:
         return []
     width = max((len(told.values) for told in left), default=0)
-    values = np.array([told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]).reshape(
-        len(left), width
-    )
+    values = [told.values if told.fate is Fate.OK else (np.inf,) * width for told in left]
+    return [[left[index] for index in front] for front in layers(np.array(values).reshape(len(left), width))]
+
+
+def layers(values: NDArray[np.float64]) -> list[list[int]]:
+    """The rows by non-dominated sorting, all columns minimised: the front that no row beats first."""
     at_least_as_good = (values[:, None] <= values[None]).all(axis=2)
     better = (values[:, None] < values[None]).any(axis=2)
     beats: NDArray[np.bool_] = np.logical_and(at_least_as_good, better)
-    found: list[list[Told]] = []
-    remaining = np.ones(len(left), dtype=bool)
+    found: list[list[int]] = []
+    remaining = np.ones(len(values), dtype=bool)
     while remaining.any():
         front = remaining & ~np.any(beats[remaining], axis=0)
-        found.append([left[index] for index in np.flatnonzero(front)])
+        found.append([int(index) for index in np.flatnonzero(front)])
         remaining &= ~front
     return found
+
+
+def crowding(front: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Deb et al. 2002, section III-B: how far apart the neighbours of each row of a front are."""
+    distance = np.zeros(len(front))
+    for column in front.T:
+        order = np.argsort(column, kind="stable")
+        ordered = column[order]
+        distance[order[[0, -1]]] = np.inf
+        if ordered[-1] > ordered[0]:
+            distance[order[1:-1]] += (ordered[2:] - ordered[:-2]) / (ordered[-1] - ordered[0])
+    return distance
 
 
 def select(trials: Sequence[Told]) -> list[Told]:
@@ -94,6 +109,14 @@ def select(trials: Sequence[Told]) -> list[Told]:
             break
         kept.setdefault(told.number, told)
     return [kept[number] for number in sorted(kept)]
+
+
+def shown(trials: Sequence[Told]) -> dict[str, str]:
+    """Which trials these are, in short, for the record."""
+    return {
+        "finished": as_ranges([told.number for told in trials if told.fate is not Fate.RUNNING]),
+        "running": as_ranges([told.number for told in trials if told.fate is Fate.RUNNING]),
+    }
 
 
 def as_ranges(numbers: Sequence[int]) -> str:

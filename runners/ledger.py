@@ -27,6 +27,7 @@ SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgresql+psycopg2://")
 _BIRTH = "assay.trial"
 _RESULT = "assay.result"
+_SPEEDS = "assay.speeds"
 _OWNER = "assay.owner"
 _BUSY_SECONDS = 60
 
@@ -46,6 +47,8 @@ class Entry:
     """What else was known when it was stored: redraws, the history its sampler saw, its part in a final."""
     readings: Mapping[int, float] = field(default_factory=dict)
     """Loss by tokens, where a pruner asked for it."""
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """Tokens per second up to the same readings, where they are an objective."""
     result: TrialResult | None = None
     settled: bool = False
     """False while the trial is running or its result is not yet shown to the tracking store."""
@@ -167,8 +170,12 @@ class Ledger:
         self._entries.append(entry)
         self._put(entry)
 
-    def read(self, number: int, tokens: int, loss: float) -> None:
-        """Store one reading of a running trial; a repeated one overwrites."""
+    def read(self, number: int, tokens: int, loss: float, speed: float = 0.0) -> None:
+        """Store one reading of a running trial, and a speed above 0; a repeated one overwrites."""
+        if speed:
+            speeds = {**self._entries[number].speeds, tokens: speed}
+            self._storage.set_trial_user_attr(self._ids[number], _SPEEDS, list(speeds.items()))
+            self._entries[number] = dataclasses.replace(self._entries[number], speeds=speeds)
         self._storage.set_trial_intermediate_value(self._ids[number], tokens, loss)
         entry = self._entries[number]
         self._put(dataclasses.replace(entry, readings={**entry.readings, tokens: loss}))
@@ -235,7 +242,11 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         datetime_complete=now if entry.settled else None,
         params={path: entry.point[path] for path in distributions},
         distributions=distributions,
-        user_attrs={_BIRTH: birth} if entry.result is None else {_BIRTH: birth, _RESULT: to_plain(entry.result)},
+        user_attrs={
+            _BIRTH: birth,
+            **({} if entry.result is None else {_RESULT: to_plain(entry.result)}),
+            **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
+        },
         system_attrs={},
         intermediate_values=dict(entry.readings),
     )
@@ -249,6 +260,7 @@ def _entry(trial: FrozenTrial) -> Entry:
         **{**birth, "spec": spec_from_plain(birth["spec"]), "owner": owner},
         number=trial.number,
         readings=dict(trial.intermediate_values),
+        speeds={int(tokens): float(speed) for tokens, speed in trial.user_attrs.get(_SPEEDS, ())},
         result=None if result is None else result_from_plain(result),
         settled=trial.state.is_finished(),
     )

@@ -2,16 +2,23 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from runners.history import crowding, layers
 from search_space.records import Reading, Status, TrialResult
 
 if TYPE_CHECKING:
     from search_space.experiment import Experiment
 
+MOST_COMPARED = 500
+"""Trials at a rung, the latest ones, among which fronts are looked for, so that a decision's cost stays flat."""
 _MEDIAN_OF_AT_LEAST = 4
+_WORST = (math.inf,)
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _BROKEN = (Status.DIVERGED, Status.OUT_OF_MEMORY, Status.TIMED_OUT, Status.FAILED)
 
 
@@ -23,8 +30,8 @@ class AbstractPruner:
         """True when the reading decides something and is to be stored."""
 
     @abstractmethod
-    def observe(self, number: int, tokens: int, loss: float) -> None:
-        """Take note of a stored reading."""
+    def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
+        """Take note of a stored reading; `others` are the further objectives as known by then, lower is better."""
 
     @abstractmethod
     def goes_on(self, number: int, tokens: int) -> bool:
@@ -34,6 +41,10 @@ class AbstractPruner:
     def end(self, number: int, tokens: int) -> None:
         """The trial broke after `tokens`: from there on it counts as worst."""
 
+    def marks(self, number: int) -> dict[str, int]:
+        """What is recorded of a trial when it is stored."""
+        return {}
+
 
 class NoPruner(AbstractPruner):
     """Every trial trains to its end."""
@@ -41,7 +52,7 @@ class NoPruner(AbstractPruner):
     def wants(self, number: int, tokens: int) -> bool:
         return False
 
-    def observe(self, number: int, tokens: int, loss: float) -> None:
+    def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
         """Nothing is compared."""
 
     def goes_on(self, number: int, tokens: int) -> bool:
@@ -55,40 +66,42 @@ class Asha(AbstractPruner):
     """Asynchronous successive halving: at each rung the best 1 / factor of those who came so far train on.
 
     Li et al. 2020, A System for Massively Parallel Hyperparameter Tuning, algorithm 2, in the variant that stops
-    trials instead of pausing them. Rungs lie at grace_tokens * factor^k below the budget.
+    trials instead of pausing them. Rungs lie at grace_tokens * factor^k below the budget. Several objectives are ranked
+    by fronts, then by crowding distance, after MO-ASHA (Schmucker et al. 2021, arXiv:2106.12639, section 3.2), and
+    besides, a trial that none beats trains on.
     """
 
     def __init__(self, *, grace_tokens: int, factor: int, budget_tokens: int) -> None:
         self._factor = factor
-        self._rungs: list[int] = []
-        rung = grace_tokens
-        while rung < budget_tokens:
-            self._rungs.append(rung)
-            rung *= factor
-        self._losses: dict[int, dict[int, float]] = {rung: {} for rung in self._rungs}
+        self._rungs = rungs(grace_tokens, factor, budget_tokens)
+        self._values: dict[int, dict[int, tuple[float, ...]]] = {rung: {} for rung in self._rungs}
         self._reached: dict[int, dict[int, int]] = {}
 
     def wants(self, number: int, tokens: int) -> bool:
         return self._rung(number, tokens) > 0
 
-    def observe(self, number: int, tokens: int, loss: float) -> None:
+    def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
         rung = self._rung(number, tokens)
         if rung:
-            self._losses[rung][number] = loss if math.isfinite(loss) else math.inf
+            self._values[rung][number] = (loss, *others) if math.isfinite(loss) else _WORST
             self._reached.setdefault(number, {})[rung] = tokens
 
     def goes_on(self, number: int, tokens: int) -> bool:
         rung = self._rung(number, tokens)
         if not rung:
             return True
-        losses = self._losses[rung]
-        kept = max(1, len(losses) // self._factor)
-        return math.isfinite(losses[number]) and losses[number] <= sorted(losses.values())[kept - 1]
+        values = self._values[rung]
+        kept = max(1, len(values) // self._factor)
+        if not math.isfinite(values[number][0]):
+            return False
+        if len(values[number]) > 1:
+            return _among_best(number, values, self._factor)
+        return values[number][0] <= sorted(loss for loss, *_ in values.values())[kept - 1]
 
     def end(self, number: int, tokens: int) -> None:
         for rung in self._rungs:
             if rung > tokens:
-                self._losses[rung].setdefault(number, math.inf)
+                self._values[rung].setdefault(number, _WORST)
 
     def _rung(self, number: int, tokens: int) -> int:
         """The highest rung that this reading is the first to reach; 0 when there is none."""
@@ -97,6 +110,75 @@ class Asha(AbstractPruner):
             return 0
         first = self._reached.get(number, {}).get(passed[-1], tokens)
         return passed[-1] if tokens <= first else 0
+
+
+def rungs(grace_tokens: int, factor: int, budget_tokens: int) -> list[int]:
+    """The tokens at which trials are compared: grace_tokens * factor^k below the budget."""
+    found = [grace_tokens]
+    while found[-1] * factor < budget_tokens:
+        found.append(found[-1] * factor)
+    return [rung for rung in found if rung < budget_tokens]
+
+
+def _among_best(number: int, values: Mapping[int, tuple[float, ...]], factor: int) -> bool:
+    """True when no trial at the rung beats this one, or when it is among the best 1 / factor by front and crowding."""
+    finite = [other for other in sorted(values) if math.isfinite(values[other][0])]
+    broken = len(values) - len(finite)
+    seen = [*[other for other in finite if other != number][-MOST_COMPARED:], number]
+    kept = max(1, (len(seen) + broken) // factor)
+    table = np.array([values[other] for other in seen])
+    better = 0
+    for front in layers(table):
+        if len(seen) - 1 in front:
+            if not better:
+                return True
+            distance = crowding(table[front])
+            mine = distance[front.index(len(seen) - 1)]
+            return better + int((distance > mine).sum()) < kept
+        better += len(front)
+    raise AssertionError("every trial lies in a front")
+
+
+class Hyperband(AbstractPruner):
+    """Successive halving in brackets: the later the first rung of a trial's bracket, the longer it is left alone.
+
+    Li et al. 2018, Hyperband (arXiv:1603.06560), algorithm 1, asynchronous: the share of trials in each bracket is that
+    of the algorithm, a trial's bracket follows from its number alone, and each bracket halves on its own.
+    """
+
+    def __init__(self, *, grace_tokens: int, factor: int, budget_tokens: int) -> None:
+        first = rungs(grace_tokens, factor, budget_tokens)
+        self._brackets: list[AbstractPruner] = [
+            *(Asha(grace_tokens=rung, factor=factor, budget_tokens=budget_tokens) for rung in first),
+            NoPruner(),
+        ]
+        last = len(self._brackets) - 1
+        sizes = [math.ceil((last + 1) / (last - at + 1) * factor ** (last - at)) for at in range(last + 1)]
+        self._ends = [sum(sizes[: at + 1]) / sum(sizes) for at in range(last + 1)]
+
+    def bracket(self, number: int) -> int:
+        """The bracket of a trial; 0 is the one that halves first."""
+        # Multiples of the golden ratio fill each bracket evenly from the first trials on.
+        share = number * _GOLDEN % 1.0
+        return next(at for at, end in enumerate(self._ends) if share < end or at == len(self._ends) - 1)
+
+    def wants(self, number: int, tokens: int) -> bool:
+        return self._of(number).wants(number, tokens)
+
+    def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
+        self._of(number).observe(number, tokens, loss, *others)
+
+    def goes_on(self, number: int, tokens: int) -> bool:
+        return self._of(number).goes_on(number, tokens)
+
+    def end(self, number: int, tokens: int) -> None:
+        self._of(number).end(number, tokens)
+
+    def marks(self, number: int) -> dict[str, int]:
+        return {"bracket": self.bracket(number)}
+
+    def _of(self, number: int) -> AbstractPruner:
+        return self._brackets[self.bracket(number)]
 
 
 class Median(AbstractPruner):
@@ -114,7 +196,7 @@ class Median(AbstractPruner):
     def wants(self, number: int, tokens: int) -> bool:
         return tokens < self._budget
 
-    def observe(self, number: int, tokens: int, loss: float) -> None:
+    def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
         self._losses.setdefault(tokens, {})[number] = loss if math.isfinite(loss) else math.inf
 
     def goes_on(self, number: int, tokens: int) -> bool:
@@ -141,16 +223,23 @@ def make_pruner(experiment: "Experiment") -> AbstractPruner:
     makers: dict[str, Callable[[], AbstractPruner]] = {
         "none": NoPruner,
         "asha": lambda: Asha(grace_tokens=pruner.grace_tokens, factor=pruner.factor, budget_tokens=tokens),
+        "hyperband": lambda: Hyperband(grace_tokens=pruner.grace_tokens, factor=pruner.factor, budget_tokens=tokens),
         "median": lambda: Median(grace_tokens=pruner.grace_tokens, budget_tokens=tokens),
     }
     return makers[pruner.kind]()
 
 
-def observe_all(pruner: AbstractPruner, number: int, readings: dict[int, float], result: TrialResult | None) -> None:
-    """Show the pruner what is stored of a trial."""
+def observe_all(
+    pruner: AbstractPruner,
+    number: int,
+    readings: Mapping[int, float],
+    result: TrialResult | None,
+    others: Callable[[int], tuple[float, ...]] = lambda tokens: (),
+) -> None:
+    """Show the pruner what is stored of a trial; `others` are its further objectives as known at so many tokens."""
     for tokens, loss in sorted(readings.items()):
         if pruner.wants(number, tokens):
-            pruner.observe(number, tokens, loss)
+            pruner.observe(number, tokens, loss, *others(tokens))
     if result is not None and result.status in _BROKEN:
         pruner.end(number, max((reading.tokens for reading in result.curve), default=0))
 

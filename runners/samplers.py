@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from runners.evolution import CmaesSampler, Nsga2Sampler
+from runners.evolution import CmaesSampler, EvolutionSampler, Nsga2Sampler
 from runners.history import MOST_SEEN, AbstractSampler, Fate, Told
 from runners.ledger import distribution
 from search_space.canon import seed_from
@@ -77,7 +77,7 @@ class ModelSampler(AbstractSampler):
     make: Callable[[int], BaseSampler]
     """The Optuna sampler of a seed."""
     knows_pruned: bool
-    """Whether the sampler understands pruned trials; otherwise they count as finished with their last loss."""
+    """Whether the sampler understands pruned trials of one objective; else they count as ended with the last loss."""
 
     def draws(self, number: int, history: Sequence[Told]) -> Iterator[dict[str, Scalar]]:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -86,8 +86,8 @@ class ModelSampler(AbstractSampler):
         bad = _worst(history, self.directions)
         domains_by_path = searched(self.space)
         for told in history:
-            if told.fate is Fate.PRUNED and not self.knows_pruned:
-                told = dataclasses.replace(told, fate=Fate.OK, values=(told.last_loss,))
+            if told.fate is Fate.PRUNED and (self.directions > 1 or not self.knows_pruned):
+                told = dataclasses.replace(told, fate=Fate.OK if told.values else Fate.BROKEN)
             storage.create_new_trial(study._study_id, _as_frozen(told, domains_by_path, bad))
         for attempt in range(MODEL_DRAWS):
             study.sampler = self.make(seed_from(self.seed, number, attempt) % 2**32)
@@ -161,15 +161,20 @@ def _gp(seed: int) -> BaseSampler:
 
 def make_sampler(experiment: "Experiment") -> AbstractSampler:
     """The sampler an experiment asks for; that it suits the space was checked when the experiment was read."""
-    kind, seed, space = experiment.search.sampler, experiment.search.seed, experiment.space
-    objectives = len(experiment.objectives)
+    search = experiment.search
+    return sampler_of(search.sampler, experiment.space, search.seed, len(experiment.objectives), search.population)
+
+
+def sampler_of(kind: str, space: Space, seed: int, objectives: int = 1, population: int = 8) -> AbstractSampler:
+    """The sampler of a kind for a space and so many objectives; `population` is for those that evolve one."""
     makers: dict[str, Callable[[], AbstractSampler]] = {
         "random": lambda: RandomSampler(space=space, seed=seed),
         "tpe": lambda: ModelSampler(space=space, seed=seed, directions=objectives, make=_tpe, knows_pruned=True),
         "grid": lambda: _grid(space),
         "gp": lambda: ModelSampler(space=space, seed=seed, directions=objectives, make=_gp, knows_pruned=False),
         "cmaes": lambda: CmaesSampler(space=space, seed=seed, fields=searched(space)),
-        "nsga2": lambda: _nsga2(experiment),
+        "nsga2": lambda: Nsga2Sampler(space=space, seed=seed, population=_seen(population)),
+        "evolution": lambda: EvolutionSampler(space=space, seed=seed, population=_seen(population)),
     }
     return makers[kind]()
 
@@ -183,11 +188,11 @@ def _grid(space: Space) -> AbstractSampler:
     return GridSampler(space)
 
 
-def _nsga2(experiment: "Experiment") -> AbstractSampler:
-    search = experiment.search
-    if search.population > MOST_SEEN // 2:
+def _seen(population: int) -> int:
+    """The population, which must be seen whole."""
+    if population > MOST_SEEN // 2:
         raise UserError(
-            f"search.population={search.population}: a proposal looks at {MOST_SEEN} trials, so at most "
+            f"search.population={population}: a proposal looks at {MOST_SEEN} trials, so at most "
             f"{MOST_SEEN // 2} can be a population; write a smaller one"
         )
-    return Nsga2Sampler(space=experiment.space, seed=search.seed, population=search.population)
+    return population

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,13 +18,23 @@ from sqlalchemy.exc import SQLAlchemyError
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, resolve
 from runners.crew import Crew
+from runners.feasibility import Foresight, Vetted, no_veto
 from runners.generations import StudyMismatch, generation_of, study_name
-from runners.history import Fate, Told, as_ranges, select
+from runners.history import Fate, Told, select, shown
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
 from runners.pruning import make_pruner, observe_all
 from runners.samplers import make_sampler
-from runners.telling import as_resolved, as_told, completed, directions, live_domains, objective_values
+from runners.telling import (
+    as_resolved,
+    as_told,
+    completed,
+    directions,
+    live_domains,
+    objective_values,
+    others_at,
+    speed_of,
+)
 from search_space.canon import canonical_json, digest, seed_from
 from search_space.domains import Scalar
 from search_space.errors import UserError
@@ -86,6 +97,7 @@ class Study:
         self._release = release
         self._ledger = Ledger(storage, study_name(experiment.name, generation), directions(experiment.objectives))
         self._sampler = make_sampler(experiment)
+        self._foresight = Foresight(experiment.space, experiment.search.seed)
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
         self._refused: dict[str, str] = {}
@@ -196,7 +208,7 @@ class Study:
 
     def _mirror(self, entry: Entry) -> None:
         """Know the point as tried, and show the pruner what is stored of the trial."""
-        observe_all(self._pruner, entry.number, dict(entry.readings), entry.result)
+        self._observe(entry)
         self._points.add(canonical_json(dict(entry.point)))
         self._candidates.add(digest(entry.spec.candidate))
 
@@ -218,27 +230,26 @@ class Study:
             return self._store_baseline()
         history = self._history()
         seen = history if self._sampler.sees_all else select(history)
-        found, redraws = self._find(self._sampler.draws(number, seen))
+        veto = no_veto if self._sampler.ends else self._foresight.veto(number, select(history))
+        found, redraws = self._find(Vetted(self._sampler.draws(number, seen), veto))
         if found is None:
             return None
-        shown = {
-            "finished": as_ranges([told.number for told in seen if told.fate is not Fate.RUNNING]),
-            "running": as_ranges([told.number for told in seen if told.fate is Fate.RUNNING]),
-        }
-        return self._store(found, {"redraws": redraws, "history": shown, "drawn": True})
+        return self._store(found, {"redraws": redraws, "history": shown(seen), "drawn": True})
 
     def report(self, number: int, reading: Reading) -> bool:
         """Take a reading; False when the trial is to be pruned."""
         if not self._pruner.wants(number, reading.tokens):
             return True
-        self._ledger.read(number, reading.tokens, reading.loss)
-        self._pruner.observe(number, reading.tokens, reading.loss)
+        objectives = self.experiment.objectives
+        self._ledger.read(number, reading.tokens, reading.loss, speed_of(objectives, reading))
+        others = others_at(objectives, self._ledger[number], reading.tokens)
+        self._pruner.observe(number, reading.tokens, reading.loss, *others)
         return self._pruner.goes_on(number, reading.tokens)
 
     def record(self, number: int, result: TrialResult) -> None:
         """Store how a trial ended; it stays unsettled until `settle`."""
         self._ledger.record(number, result)
-        observe_all(self._pruner, number, dict(self._ledger[number].readings), result)
+        self._observe(self._ledger[number])
 
     def settle(self, number: int) -> None:
         """Close a recorded trial; from now on the sampler learns from it."""
@@ -257,6 +268,10 @@ class Study:
         """The plain value stored about the search."""
         return self._ledger.noted(key, default)
 
+    def _observe(self, entry: Entry) -> None:
+        others = partial(others_at, self.experiment.objectives, entry)
+        observe_all(self._pruner, entry.number, dict(entry.readings), entry.result, others)
+
     def _history(self) -> list[Told]:
         found = []
         for entry in self._ledger.entries():
@@ -272,18 +287,18 @@ class Study:
             found.append(self._told[entry.number])
         return found
 
-    def _find(self, draws: Iterator[dict[str, Scalar]]) -> tuple[Resolved | None, dict[str, int]]:
+    def _find(self, draws: Vetted) -> tuple[Resolved | None, dict[str, int]]:
         """The first new legal point of the draws, and how many were refused for which reason."""
         refused: Counter[str] = Counter()
         count = size(self.experiment.space)
         for point in draws:
             resolved, reason = self._judge(point)
             if resolved is not None:
-                return resolved, dict(refused)
+                return resolved, {**refused, **draws.counted()}
             refused[reason] += 1
             total = refused.total()
             if total >= DRAWS_BEFORE_COUNTING and count <= MOST_COUNTED and not self._sampler.ends:
-                return self._find_any(refused)
+                return self._find_any(refused, draws)
             if total >= MOST_DRAWS and not self._sampler.ends:
                 last = self._refused.get(canonical_json(point), "")
                 self.ended = f"no new legal point in {total} draws ({dict(refused)}); the last: {last or 'known'}"
@@ -291,12 +306,12 @@ class Study:
         self.ended = self._used_up()
         return None, dict(refused)
 
-    def _find_any(self, refused: Counter[str]) -> tuple[Resolved | None, dict[str, int]]:
+    def _find_any(self, refused: Counter[str], draws: Vetted) -> tuple[Resolved | None, dict[str, int]]:
         """Go through a finite space for a new legal point."""
-        for point in enumerate_all(self.experiment.space):
+        for point in draws.rather(lambda: enumerate_all(self.experiment.space)):
             resolved, _ = self._judge(point)
             if resolved is not None:
-                return resolved, {**refused, "enumerated": 1}
+                return resolved, {**refused, **draws.counted(), "enumerated": 1}
         self.ended = self._used_up()
         return None, dict(refused)
 
@@ -345,7 +360,7 @@ class Study:
             point=resolved.flat,
             arch_id=resolved.arch_id,
             cost=dataclasses.asdict(resolved.cost),
-            marks=marks,
+            marks={**marks, **self._pruner.marks(len(self._ledger))},
             owner=self.crew.me,
         )
         self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))

@@ -11,7 +11,7 @@ from runners.ledger import Entry
 from runners.pruning import last_reading
 from search_space import domains
 from search_space.domains import Domain, Scalar
-from search_space.records import Metric, Status
+from search_space.records import Metric, Reading, Status
 from search_space.space import Space, walk
 
 _MAXIMISED = (Metric.TOKENS_PER_SECOND,)
@@ -37,6 +37,21 @@ def objective_values(objectives: Sequence[str], entry: Entry) -> list[float]:
     return [] if last is None else [last.loss]
 
 
+def others_at(objectives: Sequence[str], entry: Entry, tokens: int) -> tuple[float, ...]:
+    """The objectives beside the loss as they were known after so many tokens, lower is better."""
+    known = {**entry.cost, Metric.TOKENS_PER_SECOND: entry.speeds.get(tokens, 0.0)}
+    return tuple(_minimised(name, known[name]) for name in objectives if name != Metric.LOSS)
+
+
+def speed_of(objectives: Sequence[str], reading: Reading) -> float:
+    """Tokens per second up to the reading; 0 where that is no objective."""
+    return reading.tokens / reading.seconds if Metric.TOKENS_PER_SECOND in objectives and reading.seconds else 0.0
+
+
+def _minimised(name: str, value: float) -> float:
+    return -value if name in _MAXIMISED else value
+
+
 def as_told(entry: Entry, point: Mapping[str, Scalar], objectives: Sequence[str], generation: int) -> Told:
     """The trial as a sampler of this generation sees it; `point` is its point in the space searched now."""
     drawn = bool(entry.marks["drawn"]) and entry.generation == generation
@@ -45,8 +60,7 @@ def as_told(entry: Entry, point: Mapping[str, Scalar], objectives: Sequence[str]
         return Told(number=entry.number, point=point, fate=Fate.RUNNING, drawn=drawn)
     found = objective_values(objectives, entry)
     if result.status is Status.OK and found:
-        signs = [-1.0 if name in _MAXIMISED else 1.0 for name in objectives]
-        values = tuple(s * v for s, v in zip(signs, found, strict=True))
+        values = tuple(_minimised(name, value) for name, value in zip(objectives, found, strict=True))
         return Told(number=entry.number, point=point, fate=Fate.OK, drawn=drawn, values=values)
     last = last_reading(result) if result.status is Status.PRUNED else None
     if last is None:
@@ -56,9 +70,19 @@ def as_told(entry: Entry, point: Mapping[str, Scalar], objectives: Sequence[str]
         point=point,
         fate=Fate.PRUNED,
         drawn=drawn,
+        values=_when_pruned(objectives, entry, last.loss),
         last_tokens=last.tokens,
         last_loss=last.loss,
     )
+
+
+def _when_pruned(objectives: Sequence[str], entry: Entry, loss: float) -> tuple[float, ...]:
+    """The objectives of a pruned trial with its last loss; empty when one of them is not known."""
+    assert entry.result is not None
+    known = {**entry.cost, **entry.result.metrics, Metric.LOSS: loss}
+    if not known.keys() >= set(objectives):
+        return ()
+    return tuple(_minimised(name, known[name]) for name in objectives)
 
 
 def completed(space: Space, point: Mapping[str, Scalar]) -> dict[str, Scalar] | None:

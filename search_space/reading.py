@@ -204,12 +204,14 @@ def _search(top: Section) -> SearchSpec:
     """How points are proposed; a pruner's grace is 0 where the file gives none."""
     default = SearchSpec()
     section = top.section("search", ("sampler", "pruner", "trials", "seed", "population", "diagnostics"))
+    sampler = section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler)
+    population = settings.POPULATIONS.get(sampler, default.population)
     return SearchSpec(
-        sampler=section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler),
+        sampler=sampler,
         pruner=_pruner(section),
         trials=section.take("trials", values.count(high=10**6), default.trials),
         seed=section.take("seed", values.count(low=0, high=2**31 - 1), default.seed),
-        population=section.take("population", values.count(low=2, high=10**5), default.population),
+        population=section.take("population", values.count(low=2, high=10**5), population),
         diagnostics=section.take("diagnostics", values.flag, default.diagnostics),
     )
 
@@ -225,7 +227,8 @@ def _pruner(search: Section) -> PrunerSpec:
     if kind not in settings.PRUNERS:
         search.faults.add(f"{path}.{kind}", unknown("pruner", kind, settings.PRUNERS))
         return PrunerSpec()
-    known = {"none": (), "median": ("grace_tokens",), "asha": ("grace_tokens", "factor")}[kind]
+    rungs = ("grace_tokens", "factor")
+    known = {"none": (), "median": ("grace_tokens",), "asha": rungs, "hyperband": rungs}[kind]
     section = Section(search.faults, f"{path}.{kind}", spec, known)
     return PrunerSpec(
         kind=kind,

@@ -12,7 +12,7 @@ from search_space.errors import Faults
 from search_space.points import changed
 from search_space.records import Budget
 from search_space.section import Section
-from search_space.settings import PrunerSpec, SearchSpec, SizeTarget
+from search_space.settings import RANKS_FRONTS, SEVERAL_OBJECTIVES, PrunerSpec, SearchSpec, SizeTarget
 from search_space.space import Space, conditional, random_point, searched, size
 
 READINGS = 8
@@ -104,13 +104,13 @@ def _check_budget(faults: Faults, budget: Budget, task: Mapping[str, Any], prune
 
 
 def _check_search(faults: Faults, search: SearchSpec, objectives: tuple[str, ...], space: Space) -> None:
-    sampler = search.sampler
+    sampler, pruner = search.sampler, search.pruner.kind
     if faults.clean("search.sampler", "objectives"):
-        if len(objectives) > 1 and sampler != "nsga2":
+        if len(objectives) > 1 and sampler not in SEVERAL_OBJECTIVES:
             faults.add(
                 "search.sampler",
-                f"must be nsga2 for several objectives ({', '.join(objectives)}); got "
-                f"{sampler}, write `sampler: nsga2` or keep one objective",
+                f"takes one objective, but objectives names {', '.join(objectives)}; got {sampler}, "
+                f"write one of {', '.join(SEVERAL_OBJECTIVES)}, or keep one objective",
                 also=("objectives",),
             )
         if len(objectives) == 1 and sampler == "nsga2":
@@ -120,7 +120,8 @@ def _check_search(faults: Faults, search: SearchSpec, objectives: tuple[str, ...
                 "under objectives, or take tpe",
                 also=("objectives",),
             )
-    if faults.clean("search", "objectives") and sampler == "nsga2" and search.population > search.trials / 4:
+    evolves = sampler in ("nsga2", "evolution")
+    if faults.clean("search", "objectives") and evolves and search.population > search.trials / 4:
         faults.add(
             "search.population",
             f"takes at most a quarter of search.trials ({search.trials}), or there are too "
@@ -128,15 +129,28 @@ def _check_search(faults: Faults, search: SearchSpec, objectives: tuple[str, ...
             f"least {4 * search.population} trials",
             also=("search.trials",),
         )
-    if faults.clean("search.pruner", "objectives") and search.pruner.kind != "none" and objectives != ("loss",):
-        faults.add(
-            "search.pruner",
-            f"{search.pruner.kind} compares losses and cannot stop a trial that may win by "
-            f"another objective ({', '.join(objectives)}); write `pruner: none`",
-            also=("objectives",),
-        )
+    if faults.clean("search.pruner", "objectives") and pruner != "none":
+        _check_pruner(faults, pruner, objectives)
     if faults.clean("search.sampler", *space.fields):
         _check_sampler(faults, sampler, space)
+
+
+def _check_pruner(faults: Faults, pruner: str, objectives: tuple[str, ...]) -> None:
+    """A pruner must see what a trial may win by."""
+    if "loss" not in objectives:
+        faults.add(
+            "search.pruner",
+            f"{pruner} stops trials by their losses on the way, but objectives names {', '.join(objectives)} "
+            "alone; name loss among them, or write `pruner: none`",
+            also=("objectives",),
+        )
+    elif len(objectives) > 1 and pruner not in RANKS_FRONTS:
+        faults.add(
+            "search.pruner",
+            f"{pruner} compares losses and cannot stop a trial that may win by "
+            f"another objective ({', '.join(objectives)}); write one of {', '.join(RANKS_FRONTS)}, or `pruner: none`",
+            also=("objectives",),
+        )
 
 
 def _check_sampler(faults: Faults, sampler: str, space: Space) -> None:

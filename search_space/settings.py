@@ -11,8 +11,14 @@ from search_space.domains import Scalar
 MEASURES = ("params", "active_params", "body_params", "flops_per_token")
 """What a search can hold equal: all parameters, those without embeddings and head, or forward FLOPs per token."""
 OBJECTIVES = ("loss", "params", "flops_per_token", "state_bytes_per_token", "tokens_per_second")
-SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2")
-PRUNERS = ("none", "asha", "median")
+SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2", "evolution")
+SEVERAL_OBJECTIVES = ("random", "tpe", "nsga2", "evolution")
+"""Samplers that know what to do with more than one objective."""
+PRUNERS = ("none", "asha", "hyperband", "median")
+RANKS_FRONTS = ("asha", "hyperband")
+"""Pruners that compare trials by all objectives."""
+POPULATIONS = {"evolution": 20}
+"""Populations of samplers that take another one than nsga2 where the file gives none."""
 ENGINES = ("local", "ray")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -52,7 +58,7 @@ class PrunerSpec:
     grace_tokens: int = 0
     """No trial is pruned before it has seen these tokens; 0 with the kind 'none'."""
     factor: int = 2
-    """One trial in so many survives a rung (asha)."""
+    """One trial in so many survives a rung (asha, hyperband)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,7 @@ class SearchSpec:
     trials: int = 50
     seed: int = 0
     population: int = 8
-    """Points per generation of nsga2."""
+    """Points per generation of nsga2; trials that live at a time for evolution."""
     diagnostics: bool = False
     """Whether each trial's model is looked at on the way: attention, ranks, growth, gradients; warnings in words."""
 

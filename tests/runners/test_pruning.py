@@ -6,18 +6,22 @@ import math
 import pytest
 from studied import curve, experiment
 
-from runners.pruning import AbstractPruner, Asha, Median, NoPruner, make_pruner, observe_all
+from runners.pruning import AbstractPruner, Asha, Hyperband, Median, NoPruner, make_pruner, observe_all, rungs
 from search_space.records import Status, TrialResult
 
 
-def report(pruner: AbstractPruner, number: int, tokens: int, loss: float) -> bool:
+def report(pruner: AbstractPruner, number: int, tokens: int, loss: float, *others: float) -> bool:
     assert pruner.wants(number, tokens)
-    pruner.observe(number, tokens, loss)
+    pruner.observe(number, tokens, loss, *others)
     return pruner.goes_on(number, tokens)
 
 
 def asha() -> Asha:
     return Asha(grace_tokens=100, factor=2, budget_tokens=800)
+
+
+def hyperband() -> Hyperband:
+    return Hyperband(grace_tokens=100, factor=2, budget_tokens=800)
 
 
 def test_asha_keeps_the_best_half_at_each_rung() -> None:
@@ -108,4 +112,59 @@ def test_what_is_stored_rebuilds_the_pruner() -> None:
 def test_the_experiment_picks_the_pruner() -> None:
     assert isinstance(make_pruner(experiment()), NoPruner)
     assert isinstance(make_pruner(experiment("search.pruner={asha: {grace_tokens: 256, factor: 2}}")), Asha)
+    assert isinstance(make_pruner(experiment("search.pruner={hyperband: {grace_tokens: 256}}")), Hyperband)
     assert isinstance(make_pruner(experiment("search.pruner={median: {grace_tokens: 256}}")), Median)
+
+
+def test_rungs_lie_below_the_budget() -> None:
+    assert rungs(100, 2, 800) == [100, 200, 400]
+    assert rungs(100, 3, 901) == [100, 300, 900]
+    assert rungs(100, 2, 100) == []
+
+
+def test_fronts_at_a_rung_keep_what_no_trial_beats() -> None:
+    pruner = asha()
+    assert report(pruner, 0, 100, 3.0, 5.0)
+    assert report(pruner, 1, 100, 4.0, 4.0), "cheaper"
+    assert not report(pruner, 2, 100, 4.5, 4.5), "beaten by trial 1"
+    assert report(pruner, 3, 100, 9.0, 1.0), "the cheapest of all"
+    assert not report(pruner, 4, 100, 9.5, 5.5), "beaten by all, and half are kept"
+    assert report(pruner, 5, 100, 3.1, 5.1) is False, "beaten by trial 0; the first front fills the half that is kept"
+
+
+def test_fronts_at_a_rung_keep_the_best_half_where_the_first_front_is_small() -> None:
+    pruner = asha()
+    for number in range(8):
+        report(pruner, number, 100, 1.0 + number, 1.0 + number)
+    assert report(pruner, 8, 100, 3.5, 3.5)
+    assert not report(pruner, 9, 100, 7.5, 7.5)
+
+
+def test_a_broken_trial_stands_in_no_front_however_cheap() -> None:
+    pruner = asha()
+    pruner.end(0, 50)
+    assert not report(pruner, 1, 100, math.nan, 0.1)
+    assert report(pruner, 2, 100, 9.0, 9.0)
+
+
+def test_brackets_of_hyperband_start_later_and_hold_fewer_trials() -> None:
+    pruner = hyperband()
+    counts = [sum(pruner.bracket(number) == at for number in range(260)) for at in range(4)]
+    assert counts == pytest.approx([260 * size / 22 for size in (8, 6, 4, 4)], abs=2)
+    first = [next((t for t in range(25, 800, 25) if pruner.wants(n, t)), 0) for n in range(60)]
+    assert {(pruner.bracket(number), tokens) for number, tokens in enumerate(first)} == {
+        (0, 100),
+        (1, 200),
+        (2, 400),
+        (3, 0),
+    }
+
+
+def test_a_bracket_halves_on_its_own() -> None:
+    pruner = hyperband()
+    by_bracket = {at: [number for number in range(60) if pruner.bracket(number) == at] for at in range(4)}
+    assert report(pruner, by_bracket[0][0], 200, 1.0)
+    assert report(pruner, by_bracket[1][0], 200, 9.0), "alone in its bracket"
+    assert not report(pruner, by_bracket[1][1], 200, 9.5)
+    assert pruner.goes_on(by_bracket[3][0], 200)
+    assert pruner.marks(by_bracket[1][0]) == {"bracket": 1}
