@@ -19,7 +19,6 @@ from blocks.families import (
     AbstractMixer,
     AbstractPlacement,
     AbstractPosition,
-    AbstractPremixer,
     AbstractStack,
     Context,
     Direction,
@@ -255,10 +254,21 @@ def test_row_20_a_router_must_get_a_gradient_and_have_enough_experts(small: Make
     legal(altered(moe, "ffn", "moe", top_k=1, renormalised=False))
 
 
-def test_row_21_left_padded_convolutions_are_refused_where_layers_look_ahead(small: Make) -> None:
-    legal(small({"premixer.kind": "short_conv"}))
-    if Direction.BIDIRECTIONAL not in registry.lookup(AbstractPremixer, "short_conv").directions:
-        refused(lambda: small({"premixer.kind": "short_conv", "stack.kind": "encoder"}), "'short_conv'", "none")
+@pytest.mark.parametrize("premixer", ["short_conv", "token_shift"])
+@pytest.mark.parametrize("stack", ["decoder", "encoder", "prefix_lm"])
+def test_row_21_premixers_reach_as_far_to_either_side_where_layers_look_ahead(
+    small: Make, premixer: str, stack: str
+) -> None:
+    if stack != "encoder":
+        legal(small({"premixer.kind": premixer, "stack.kind": stack}))
+    module = small({"premixer.kind": premixer, "stack.kind": stack}).build(seed=0).slots[0].premixer
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, 0.1, 0.4, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(1, 11, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(module(x, PositionModule(), Context())[:, 5].sum(), x)
+    seen = [place - 5 for place in gradient.abs().sum((0, 2)).nonzero().flatten().tolist()]
+    reach = 3 if premixer == "short_conv" else 1
+    assert seen == list(range(-reach, (reach if stack == "encoder" else 0) + 1))
 
 
 @pytest.mark.parametrize("position", ["rotary", "alibi", "none"])

@@ -17,6 +17,7 @@ from blocks.families import (
     AbstractMixer,
     AbstractPlacement,
     AbstractPosition,
+    AbstractPremixer,
     Context,
     Direction,
     HeadShape,
@@ -38,6 +39,11 @@ PAIRS = [
     for mixer, m in registry.variants(AbstractMixer).items()
     for position, p in registry.variants(AbstractPosition).items()
     if BOTH in m.directions and BOTH in p.directions and fits(m, p)
+]
+PREMIXERS = [
+    {"premixer.kind": kind}
+    for kind, premixer in registry.variants(AbstractPremixer).items()
+    if BOTH in premixer.directions
 ]
 FFNS = [{"ffn.kind": kind} for kind, ffn in registry.variants(AbstractFFN).items() if BOTH in ffn.directions]
 THREE_SUBLAYERS = ("post", "pre", "sandwich")
@@ -61,7 +67,7 @@ def changed(tokens: Tensor, place: int) -> Tensor:
     "changes",
     [
         pytest.param(pair, marks=[] if pair.get("position.kind", "alibi") in ("alibi", "rotary") else pytest.mark.slow)
-        for pair in [*PAIRS, *FFNS]
+        for pair in [*PAIRS, *FFNS, *PREMIXERS]
     ],
     ids=label,
 )
@@ -95,7 +101,6 @@ def test_every_encoder_sees_both_ways_ignores_padding_and_trains(small: Make, ch
         {"position.kind": "xpos"},
         {"position.kind": "cope"},
         {"mixer.kind": "retention"},
-        {"premixer.kind": "short_conv"},
     ],
     ids=label,
 )
@@ -109,6 +114,20 @@ def test_causal_blocks_are_refused_where_layers_look_ahead(small: Make, changes:
     able = message.partition("could be: ")[2].split(", ")
     assert able
     assert kind not in able
+
+
+@pytest.mark.parametrize("changes", PREMIXERS, ids=label)
+def test_premixers_of_an_encoder_read_padding_on_either_side_as_nothing(
+    small: Make, changes: dict[str, object]
+) -> None:
+    model = stirred(small({**changes, "stack.kind": "encoder", "position.kind": "rotary"}).build(seed=0))
+    with torch.no_grad():
+        alone = model(TOKENS)[0]
+        for left in (0, 1, 4, 7):
+            row = torch.cat([TOKENS[:, :left], TOKENS, TOKENS[:, : 7 - left]], dim=1)
+            live = (torch.arange(20) >= left) & (torch.arange(20) < left + 13)
+            y = model(row, live[None].expand(2, -1))[0][:, left : left + 13]
+            torch.testing.assert_close(y, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_a_bidirectional_window_reaches_as_far_to_either_side(small: Make) -> None:
