@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from runners.driver import is_dead, is_here, this_driver
 from runners.ledger import Ledger
@@ -54,6 +56,13 @@ class Crew:
         """The other drivers that live, as far as can be known."""
         beats = {key.removeprefix(_PREFIX): at for key, at in self._ledger.notes().items() if key.startswith(_PREFIX)}
         return {driver for driver, at in beats.items() if driver != self.me and self._lives(driver, at)}
+
+    def others_if_known(self) -> list[str]:
+        """The same in order; none when the study cannot be read."""
+        try:
+            return sorted(self.others())
+        except (SQLAlchemyError, StorageInternalError):
+            return []
 
     def _lives(self, driver: str, beat: float) -> bool:
         if beat == _LEFT:

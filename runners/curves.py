@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from search_space.canon import digest
 from search_space.records import Artifact, Reading, Stage
 
 SHARD_TRIALS = 64
@@ -13,15 +14,19 @@ SHARD_TRIALS = 64
 class CurveShards:
     """Collects the curves of finished trials and hands them on as shards; a trial in a shard is not repeated."""
 
-    def __init__(self, folder: Path | None, put: Callable[[str, Path], None]) -> None:
-        """`folder` holds the shards written so far, None when there are none; `put` stores a file as an artifact."""
+    def __init__(self, folder: Path | None, put: Callable[[str, Path], None], driver: str = "") -> None:
+        """`folder` holds the shards written so far, None when there are none; `put` stores a file as an artifact.
+
+        `driver` keeps apart the shards of one that works beside another.
+        """
         import pyarrow.parquet as parquet
 
         self._put = put
         self._held: dict[str, int] = {}
         self._rows: dict[str, list[dict[str, object]]] = {}
         shards = sorted(folder.glob("*.parquet")) if folder else []
-        self._next = int(shards[-1].stem) + 1 if shards else 0
+        self._next = max((int(shard.stem.partition("-")[0]) + 1 for shard in shards), default=0)
+        self._ending = f"-{digest(driver)}" if driver else ""
         for shard in shards:
             for run in parquet.read_table(shard, columns=["run"])["run"].to_pylist():
                 self._held[run] = self._held.get(run, 0) + 1
@@ -58,7 +63,7 @@ class CurveShards:
 
         table = arrow.Table.from_pylist([row for rows in self._rows.values() for row in rows])
         with tempfile.TemporaryDirectory(prefix="assay-curves-") as folder:
-            shard = Path(folder) / f"{self._next:05d}.parquet"
+            shard = Path(folder) / f"{self._next:05d}{self._ending}.parquet"
             parquet.write_table(table, shard)
             self._put(f"{Artifact.CURVES}/{shard.name}", shard)
         self._held.update({run: len(rows) for run, rows in self._rows.items()})

@@ -95,10 +95,10 @@ class Finals(AbstractSource):
     def finish(self, key: int, result: TrialResult) -> None:
         self._ledger.record(key, result)
         self._recorder.finish(self._active.pop(key), result)
-        self._settle(key)
         self.show()
 
     def tick(self) -> bool:
+        self.settle_shown()
         return time.monotonic() <= self.deadline
 
     def cut_off(self, why: str) -> None:
@@ -121,13 +121,15 @@ class Finals(AbstractSource):
         )
 
     def _catch_up(self) -> None:
-        for entry in self._ledger.entries():
-            shown = self._shown(entry)
-            if entry.result is not None and (not entry.settled or self._recorder.has_missed(shown)):
-                self._recorder.begin(shown)
-                self._recorder.finish(shown, entry.result)
-                if not entry.settled:
-                    self._settle(entry.number)
+        for entry in self._ledger.unfinished():
+            if entry.result is not None:
+                self._recorder.finish(self._shown(entry), entry.result)
+
+    def settle_shown(self) -> None:
+        """Close in the study what the tracking store shows by now."""
+        for shown in self._recorder.ended(Stage.FINAL):
+            if not self._ledger[shown.number].settled:
+                self._settle(shown.number)
 
     def _settle(self, number: int) -> None:
         self._ledger.settle(number, objective_values([Metric.LOSS], self._ledger[number]))
@@ -209,6 +211,7 @@ class Finals(AbstractSource):
                 **({Tag.SAME_AS: str(twin.number)} if twin else {}),
             },
             weights=None,
+            started=entry.started,
         )
 
     def show(self, *, now: bool = False) -> None:

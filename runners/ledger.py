@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,8 @@ class Entry:
     """False while the trial is running or its result is not yet shown to the tracking store."""
     owner: str = ""
     """The driver that runs it or shows it to the tracking store."""
+    started: float = 0.0
+    """Seconds since the epoch at which it was stored; 0 before."""
 
 
 def open_storage(uri: str) -> RDBStorage:
@@ -165,6 +168,7 @@ class Ledger:
     def add(self, entry: Entry, domains: Mapping[str, Domain]) -> None:
         """Store the trial whole; `domains` are the searched paths of its point."""
         assert entry.number == len(self), f"trial {entry.number} would be stored as number {len(self)}"
+        entry = dataclasses.replace(entry, started=entry.started or time.time())
         trial = _frozen(entry, {path: distribution(domain) for path, domain in domains.items()})
         self._ids.append(self._storage.create_new_trial(self._study, trial))
         self._entries.append(entry)
@@ -217,7 +221,7 @@ def _state(result: TrialResult, values: Sequence[float]) -> TrialState:
 
 
 def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    now = datetime.datetime.now()
+    now = datetime.datetime.fromtimestamp(entry.started)
     state, values = TrialState.RUNNING, None
     if entry.settled:
         assert entry.result is not None
@@ -263,4 +267,5 @@ def _entry(trial: FrozenTrial) -> Entry:
         speeds={int(tokens): float(speed) for tokens, speed in trial.user_attrs.get(_SPEEDS, ())},
         result=None if result is None else result_from_plain(result),
         settled=trial.state.is_finished(),
+        started=trial.datetime_start.timestamp() if trial.datetime_start else 0.0,
     )

@@ -30,8 +30,14 @@ class OpenRun:
     costs: dict[str, float] = field(default_factory=dict)
     note: str = ""
     """What its page says first."""
+    started: float = 0.0
+    """Seconds since the epoch from which its points in time count."""
     before: str = ""
     """The status with which the run ended earlier, when it did."""
+
+    def stamp(self, seconds: float) -> int:
+        """The point in time so long after the start, in ms; the same whenever it is asked for."""
+        return int((self.started + seconds) * 1000)
 
     def take(self, name: str, value: float, step: int, stamp: int) -> None:
         """Queue a metric unless it is not finite or its step has been logged."""

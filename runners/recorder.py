@@ -1,7 +1,13 @@
-"""Shows trials to the tracking store as they run. The store failing costs the view, never the study."""
+"""Shows trials to the tracking store as they run, from a thread of its own.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+The thread brings the store to what is wanted of each trial, again and again until it succeeds: a store that is down or
+slow costs the view for a while, never the search. Ends that were not shown stay unsettled in the study.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +16,16 @@ from search_space.records import Reading, Stage, Status, TrialResult, TrialSpec
 
 if TYPE_CHECKING:
     from runners.tracking import Tracker
+
+LEAST_PAUSE, MOST_PAUSE = 0.5, 15.0
+"""Seconds between attempts at a store that fails; doubled each time."""
+FLUSH_SECONDS = 2.0
+"""How long readings wait for each other; beginnings and ends are shown at once."""
+MOST_FAILURES = 3
+"""Trials that fail in one round, after which the store itself is taken to be down."""
+BEAT_SECONDS = 20.0
+CLOSE_SECONDS, HURRIED_SECONDS = 20.0, 8.0
+"""How long the end of a search waits for a store that fails; after an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +40,12 @@ class Shown:
     name: str
     tags: Mapping[str, str]
     weights: Path | None
+    started: float = 0.0
+    """Seconds since the epoch at which the trial was first stored; its points in time count from here."""
     anew: bool = False
     """True when the trial is trained from its start now, whatever an earlier attempt has shown."""
+    taken_over: bool = False
+    """True when another driver may have begun its run."""
 
     @property
     def key(self) -> str:
@@ -39,95 +59,218 @@ def short_name(resolved: Resolved) -> str:
     return f"{model.mixer.kind}+{model.position.kind} {model.ffn.kind} {model.layers}L"
 
 
+@dataclass
+class _Wanted:
+    """What the store is to show of a trial."""
+
+    trial: Shown
+    anew: bool
+    run: str = ""
+    """Its run; empty before it is begun, and after a failure, from where it is taken up again."""
+    readings: list[Reading] = field(default_factory=list)
+    result: TrialResult | None = None
+    is_new: bool = True
+    """True until the store has shown that the trial runs."""
+
+    @property
+    def is_due(self) -> bool:
+        return self.is_new or self.result is not None
+
+
 class Recorder:
-    """Begins, follows and ends the runs of trials, and keeps count of those whose end could not be written."""
+    """Begins, follows and ends the runs of trials. Its methods return at once; all but `close`, which waits."""
 
-    def __init__(
-        self,
-        tracker: "Tracker",
-        warn: Callable[[str], None],
-        missed: Sequence[str],
-        remember: Callable[[list[str]], None],
-    ) -> None:
-        """`missed` names what earlier drivers could not write; `remember` stores the names when they change."""
+    def __init__(self, tracker: "Tracker", open_search: Callable[[], str], warn: Callable[[str], None]) -> None:
+        """`open_search` opens the search's own run; it is called again until it succeeds."""
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
-        self._errors = (MlflowException, OSError)
+        self._errors = (MlflowException, OSError, SQLAlchemyError)
         self._tracker = tracker
+        self._open_search = open_search
         self._warn = warn
-        self._runs: dict[str, str] = {}
-        self._warned = False
-        self._missed = set(missed)
-        self._remember = remember
+        self._wanted: dict[str, _Wanted] = {}
+        self._ended: list[Shown] = []
+        self._notes: list[str] = []
+        self._state = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_open = self._is_down = False
+        self._give_up = float("inf")
+        self._next_beat = 0.0
+        self._fault: Exception | None = None
+        self.parent = ""
+        """Id of the search's own run; empty while it could not be opened."""
+
+    def open(self, *, needed: bool) -> None:
+        """Open the search's run; a store that fails is an error when `needed`, else it is tried again and again."""
+        try:
+            self.parent = self._open_search()
+            self._is_open = True
+        except self._errors as error:
+            if needed:
+                raise
+            self._down(error)
+        self._thread = threading.Thread(target=self._work, daemon=True, name="recorder")
+        self._thread.start()
 
     def begin(self, trial: Shown) -> None:
         """Open the trial's run, or take it up again."""
-        self._attempt(lambda: self._begin(trial))
+        with self._state:
+            self._wanted[trial.key] = _Wanted(trial=trial, anew=trial.anew)
+            self._state.notify()
 
     def reading(self, trial: Shown, reading: Reading) -> None:
         """Add a reading to its curve."""
-        run = self._runs.get(trial.key)
-        if run is not None:
-            self._attempt(lambda: self._tracker.log_reading(run, reading))
+        with self._state:
+            self._wanted[trial.key].readings.append(reading)
 
     def finish(self, trial: Shown, result: TrialResult) -> None:
         """Close its run; weights that are stored are deleted here."""
-
-        def write() -> None:
-            if trial.key not in self._runs:
-                self._begin(trial)
-            weights = trial.weights
-            kept = weights if weights is not None and result.status is Status.OK and weights.exists() else None
-            self._tracker.finish_trial(self._runs.pop(trial.key), result, kept)
-            if weights is not None:
-                weights.unlink(missing_ok=True)
-
-        missed = self._missed - {trial.key} if self._attempt(write) else self._missed | {trial.key}
-        if missed != self._missed:
-            self._missed = missed
-            self._remember(sorted(missed))
-
-    @property
-    def any_missed(self) -> bool:
-        """True when the end of some trial is not in the tracking store."""
-        return bool(self._missed)
-
-    def has_missed(self, trial: Shown) -> bool:
-        """True when the trial's end is not in the tracking store although the study may have settled it."""
-        return trial.key in self._missed
+        with self._state:
+            self._wanted.setdefault(trial.key, _Wanted(trial=trial, anew=trial.anew)).result = result
+            self._state.notify()
 
     def preempt(self, trial: Shown, why: str) -> None:
         """Mark a trial that was cut off and will be run again."""
-        if trial.key in self._runs:
-            result = TrialResult(status=Status.PREEMPTED, reason=f"cut off by {why}; the same command runs it again")
-            self._attempt(lambda: self._tracker.finish_trial(self._runs.pop(trial.key), result, None))
+        reason = f"cut off by {why}; the same command runs it again"
+        self.finish(trial, TrialResult(status=Status.PREEMPTED, reason=reason))
 
-    def close(self, status: str, metrics: Mapping[str, float]) -> None:
-        """Close the search's own run."""
-        self._attempt(lambda: self._tracker.finish_search(status, metrics))
+    def ended(self, stage: Stage) -> list[Shown]:
+        """Trials of a stage whose end the store shows since this was last asked; raises what broke the thread."""
+        with self._state:
+            found = [trial for trial in self._ended if trial.stage == stage]
+            self._ended = [trial for trial in self._ended if trial.stage != stage]
+            notes, self._notes = self._notes, []
+        for note in notes:
+            self._warn(note)
+        if self._fault is not None:
+            raise self._fault
+        return found
 
-    def _begin(self, trial: Shown) -> None:
-        self._runs[trial.key] = self._tracker.start_trial(
-            trial.number,
-            trial.stage,
-            trial.generation,
-            trial.spec,
-            trial.resolved,
-            trial.name,
-            trial.tags,
-            anew=trial.anew,
-        )
+    def close(self, finish: Callable[[], None], *, hurried: bool = False) -> int:
+        """Show what is left, then `finish` the search's run; how many ends the store does not show."""
+        if self._thread is None:
+            return 0
+        with self._state:
+            self._give_up = time.monotonic() + (HURRIED_SECONDS if hurried else CLOSE_SECONDS)
+            self._state.notify()
+        # One call that hangs may outlast the time given; it is not waited for much longer.
+        self._thread.join(max(0.0, self._give_up - time.monotonic()) + HURRIED_SECONDS)
+        missing = sum(wanted.result is not None for wanted in self._wanted.values())
+        if not self._thread.is_alive() and self._is_open:
+            try:
+                finish()
+            except self._errors as error:
+                self._down(error)
+        return missing
 
-    def _attempt(self, call: Callable[[], None]) -> bool:
-        try:
-            call()
-        except self._errors as error:
-            if not self._warned:
-                self._warn(
-                    f"the tracking store cannot be written ({type(error).__name__}: {str(error).splitlines()[0]}); "
-                    "the search goes on; its results are safe in the study and reach the store when the same command "
-                    "runs again"
+    def _work(self) -> None:
+        pause = LEAST_PAUSE
+        while True:
+            with self._state:
+                self._state.wait_for(
+                    lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-            self._warned = True
-            return False
-        return True
+                if self._closing and (not self._wanted or time.monotonic() > self._give_up):
+                    return
+                wanted = list(self._wanted.values())
+            try:
+                self._show(wanted)
+                pause = LEAST_PAUSE
+                if self._is_down:
+                    self._is_down = False
+                    self._note("the tracking store can be written again")
+            except self._errors as error:
+                self._down(error)
+                with self._state:
+                    self._state.wait_for(lambda: self._closing, pause)
+                if self._closing:
+                    time.sleep(LEAST_PAUSE)
+                pause = min(2 * pause, MOST_PAUSE)
+            except Exception as error:  # noqa: BLE001 - handed to the driver, whose next call raises it
+                self._fault = error
+                return
+
+    @property
+    def _closing(self) -> bool:
+        return self._give_up < float("inf")
+
+    def _show(self, wanted: list[_Wanted]) -> None:
+        """Bring the store to what is wanted, in order."""
+        if not self._is_open:
+            self.parent = self._open_search()
+            self._is_open = True
+        if time.monotonic() >= self._next_beat:
+            self._tracker.beat()
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+        failures: list[Exception] = []
+        for each in wanted:
+            try:
+                self._bring(each)
+            except self._errors as error:
+                failures.append(error)
+                self._put_off(each)
+                if len(failures) == MOST_FAILURES:
+                    break
+        try:
+            self._tracker.flush()
+        except self._errors as error:
+            failures.append(error)
+            for each in wanted:
+                each.run = ""
+        if failures:
+            raise failures[0]
+
+    def _put_off(self, wanted: _Wanted) -> None:
+        """Take a trial up from its beginning, after all others: one that cannot be written blocks no other."""
+        wanted.run = ""
+        with self._state:
+            key = wanted.trial.key
+            if self._wanted.get(key) is wanted:
+                self._wanted[key] = self._wanted.pop(key)
+
+    def _bring(self, wanted: _Wanted) -> None:
+        trial = wanted.trial
+        if not wanted.run:
+            wanted.run = self._tracker.start_trial(
+                trial.number,
+                trial.stage,
+                trial.generation,
+                trial.spec,
+                trial.resolved,
+                trial.name,
+                trial.tags,
+                anew=wanted.anew,
+                started=trial.started,
+                taken_over=trial.taken_over,
+            )
+            wanted.anew = wanted.is_new = False
+        with self._state:
+            readings, wanted.readings, result = wanted.readings, [], wanted.result
+        for reading in readings:
+            self._tracker.log_reading(wanted.run, reading)
+        if result is None:
+            return
+        weights = trial.weights
+        kept = weights if weights is not None and result.status is Status.OK and weights.exists() else None
+        self._tracker.finish_trial(wanted.run, result, kept)
+        if weights is not None:
+            weights.unlink(missing_ok=True)
+        with self._state:
+            if self._wanted.get(trial.key) is wanted:  # Else it has begun anew meanwhile.
+                del self._wanted[trial.key]
+            if result.status is not Status.PREEMPTED:
+                self._ended.append(trial)
+
+    def _down(self, error: Exception) -> None:
+        if not self._is_down:
+            what = (str(error).splitlines() or [""])[0]
+            self._note(
+                f"the tracking store cannot be written ({type(error).__name__}: {what}); the search goes on, its "
+                "results are safe in the study and are shown once the store answers"
+            )
+        self._is_down = True
+
+    def _note(self, text: str) -> None:
+        with self._state:
+            self._notes.append(text)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runners.tracking import Tracker
     from search_space.experiment import Experiment
 
-_SECONDS, _MISSED = "assay.seconds", "assay.missed"
+_SECONDS = "assay.seconds"
 _NOTE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """Time between two looks at what other drivers of the search have stored."""
@@ -53,6 +53,8 @@ class SearchOutcome:
     finals: tuple[FinalOutcome, ...]
     seconds: float
     """Wall clock of this session."""
+    unshown: int = 0
+    """Ends that the tracking store does not show, because it could not be written."""
 
 
 def run_search(
@@ -80,11 +82,16 @@ def run_search(
         mark_owner(folder, tracker.place)
         data, file = prepared(experiment, folder, data_path)
         study.bind(data.shape, data.fingerprint)
-        parent = tracker.start_search(experiment, experiment.space.id, data, capture(experiment.blocks), study_uri)
-        recorder = Recorder(tracker, shown.note, study.noted(_MISSED, []), lambda missed: study.note(_MISSED, missed))
+        environment = capture(experiment.blocks)
+        recorder = Recorder(
+            tracker,
+            lambda: tracker.start_search(experiment, experiment.space.id, data, environment, study_uri, joined=join),
+            shown.note,
+        )
+        recorder.open(needed=not study.trials())
         source = SearchSource(study, recorder, folder, shown)
         finals = Finals(study, recorder, shown)
-        status = "FAILED"
+        status, unshown = "FAILED", 0
         try:
             with (
                 Interrupts() as interrupts,
@@ -106,8 +113,15 @@ def run_search(
                 source.note_down()
             finally:
                 shown.end()
-                recorder.close(status, source.metrics())
-        return source.outcome(parent, interrupts.asked, finals.outcomes(), time.monotonic() - began)
+                others = study.crew.others_if_known()
+                unshown = recorder.close(
+                    lambda: tracker.finish_search(status, source.metrics(), others), hurried=status != "FINISHED"
+                )
+                source.settle_shown()
+                finals.settle_shown()
+        return source.outcome(
+            recorder.parent, interrupts.asked, finals.outcomes(), time.monotonic() - began, unshown=unshown
+        )
 
 
 def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["TaskData", Path]:
@@ -129,6 +143,7 @@ class SearchSource(AbstractSource):
         self._weights = folder / "weights"
         self._weights.mkdir(exist_ok=True)
         self._left: deque[Proposed] = deque()
+        self._taken_over: set[int] = set()
         self._next_look = 0.0
         self._active: dict[int, Shown] = {}
         self._began = self._noted = time.monotonic()
@@ -145,24 +160,25 @@ class SearchSource(AbstractSource):
 
     def catch_up(self) -> None:
         """Take over what an earlier driver left: trials to run again, ends that it did not live to show."""
-        self._take_over(self._study.adopt())
-        mine = {proposed.number for proposed in self._left}
-        self._left.extend(proposed for proposed in self._study.running() if proposed.number not in mine)
-        if self._recorder.any_missed:
-            self._show_ends(entry for entry in self._study.trials() if self._recorder.has_missed(self._shown(entry)))
+        self._study.adopt()
+        self._left.extend(self._study.running())
+        self._show_ends(entry for entry in self._study.unshown())
 
     def _take_over(self, entries: Sequence[Entry]) -> None:
+        self._taken_over.update(entry.number for entry in entries)
         self._left.extend(self._study.proposed(entry) for entry in entries if entry.result is None)
         self._show_ends(entry for entry in entries if entry.result is not None)
 
     def _show_ends(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             assert entry.result is not None, f"trial {entry.number} has no end to show"
-            shown = self._shown(entry)
-            self._recorder.begin(shown)
-            self._recorder.finish(shown, entry.result)
-            if not entry.settled:
-                self._study.settle(entry.number)
+            self._recorder.finish(self._shown(entry), entry.result)
+
+    def settle_shown(self) -> None:
+        """Close in the study what the tracking store shows by now."""
+        for shown in self._recorder.ended(Stage.SEARCH):
+            if not self._study.trials()[shown.number].settled:
+                self._study.settle(shown.number)
 
     def _look_around(self) -> None:
         """See what other drivers did, and take over what those that died have left."""
@@ -198,13 +214,13 @@ class SearchSource(AbstractSource):
     def finish(self, key: int, result: TrialResult) -> None:
         self._study.record(key, result)
         self._recorder.finish(self._active.pop(key), result)
-        self._study.settle(key)
         self._count(self._study.trials()[key])
         self._ended_here += 1
         self.show()
 
     def tick(self) -> bool:
         self._look_around()
+        self.settle_shown()
         self.show()
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self.note_down()
@@ -230,7 +246,9 @@ class SearchSource(AbstractSource):
             found[Metric.BEST_LOSS] = self._best[0]
         return {**found, Metric.TOKENS: float(self._tokens)}
 
-    def outcome(self, parent: str, interrupted: str, finals: tuple[FinalOutcome, ...], seconds: float) -> SearchOutcome:
+    def outcome(
+        self, parent: str, interrupted: str, finals: tuple[FinalOutcome, ...], seconds: float, *, unshown: int = 0
+    ) -> SearchOutcome:
         """How the search stands now."""
         return SearchOutcome(
             name=self._experiment.name,
@@ -243,6 +261,7 @@ class SearchSource(AbstractSource):
             best_loss=self._best[0],
             finals=finals,
             seconds=seconds,
+            unshown=unshown,
         )
 
     def _propose(self) -> Proposed | None:
@@ -267,6 +286,8 @@ class SearchSource(AbstractSource):
             name=f"{entry.number:03d} {short_name(resolved)}",
             tags={Tag.BASELINE: "true"} if entry.marks.get("baseline") else {},
             weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
+            started=entry.started,
+            taken_over=entry.number in self._taken_over,
         )
 
     def _count(self, entry: Entry) -> None:

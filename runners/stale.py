@@ -1,14 +1,19 @@
 """Runs that nobody trains any more: closed, so that none stays RUNNING for ever."""
 
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runners.artifacts import write
-from runners.driver import is_dead
+from runners.driver import is_dead, is_here
 from runners.store import Store, every_run
 from search_space.records import TERMINAL, Status, Tag
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+SILENT_SECONDS = 60.0
+"""After so long without a beat, drivers of other machines are taken for dead."""
 
 
 def close_children(client: "MlflowClient", experiment_id: str) -> int:
@@ -21,11 +26,18 @@ def close_children(client: "MlflowClient", experiment_id: str) -> int:
 
 
 def close_stale(store: Store) -> list[str]:
-    """Close the searches whose driver died on this machine without a word; their names."""
+    """Close the searches whose drivers died without a word; their names."""
     closed = []
     for name, parent in store.searches().items():
-        if parent.info.status == "RUNNING" and is_dead(parent.data.tags.get(Tag.DRIVER, "")):
+        if parent.info.status == "RUNNING" and _is_abandoned(parent.data.tags):
             close_children(store.client, parent.info.experiment_id)
             write(lambda run_id=parent.info.run_id: store.client.set_terminated(run_id, "KILLED"))  # type: ignore[misc]
             closed.append(name)
     return closed
+
+
+def _is_abandoned(tags: Mapping[str, str]) -> bool:
+    """True when no driver of a search lives: those of this machine are looked up, those elsewhere must beat."""
+    drivers = [value for tag, value in tags.items() if tag == Tag.DRIVER or tag.startswith(Tag.JOINED)]
+    silent = time.time() - float(tags.get(Tag.BEAT, 0)) > SILENT_SECONDS
+    return all(is_dead(driver) if is_here(driver) else silent for driver in drivers)

@@ -178,6 +178,10 @@ class Study:
         """Trials of this driver that were stored but have no result."""
         return [_proposed(entry) for entry in self._ledger.unfinished() if entry.result is None and self._owns(entry)]
 
+    def unshown(self) -> list[Entry]:
+        """Trials of this driver that ended, of which the tracking store may not know."""
+        return [entry for entry in self._ledger.unfinished() if entry.result is not None and self._owns(entry)]
+
     def refresh(self) -> list[Entry]:
         """Mirror what other drivers have stored since; the trials that changed."""
         changed = self._ledger.refresh(self.crew.me)

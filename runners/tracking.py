@@ -5,7 +5,7 @@ what is missing.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from runners.tasks.data import TaskData
     from search_space.experiment import Experiment
 
-FLUSH_SECONDS = 2.0
 _TABLE_VIEW = "custom_model_development"
 """The kind of MLflow experiment whose page opens on the table of runs."""
 
@@ -56,7 +55,6 @@ class Tracker:
         rehome(self.place)
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
-        self._next_flush = 0.0
 
     def start_search(
         self,
@@ -65,8 +63,10 @@ class Tracker:
         data: "TaskData",
         environment: Environment,
         study_uri: str = "",
+        *,
+        joined: bool = False,
     ) -> str:
-        """The id of the search's parent run, created or taken up again."""
+        """The id of the search's parent run, created or taken up again; `joined` when another driver leads."""
         self._name, self._environment = file_name(experiment.name), environment
         self._dataset = rows.dataset(experiment.task, data)
         self._experiment = self._experiment_id(experiment.name)
@@ -89,14 +89,17 @@ class Tracker:
         self._parent = parent
         view = rows.table_view(experiment)
         write(lambda: self.client.set_experiment_tag(self._experiment, rows.VIEW_TAG, view))
-        parent.tags[Tag.DRIVER] = this_driver()
+        parent.tags[f"{Tag.JOINED}{this_driver()}" if joined else Tag.DRIVER] = this_driver()
+        parent.tags[Tag.BEAT] = str(int(time.time()))
         if study_uri:
             parent.tags[Tag.STUDY] = public_uri(study_uri)
         if data.bigram_loss is not None:
             parent.take(Metric.BASELINE_BIGRAM, data.bigram_loss, 0, _now())
         parent.send(self.client)
         store_shared(parent.files, experiment, data, environment)
-        self._curves = CurveShards(parent.files.read(Artifact.CURVES), parent.files.put)
+        self._curves = CurveShards(
+            parent.files.read(Artifact.CURVES), parent.files.put, this_driver() if joined else ""
+        )
         return parent.run_id
 
     def start_trial(
@@ -110,13 +113,21 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         *,
         anew: bool = False,
+        started: float = 0.0,
+        taken_over: bool = False,
     ) -> str:
         """The id of a trial's run, created or taken up again; what it has logged is not logged again.
+
+        `started` is when its points in time count from, in seconds since the epoch; 0 for now. `taken_over` says that
+        another driver may have begun the run since this one opened the search.
 
         `anew` says that training starts over now. Where that need not give the same numbers, an earlier attempt's run
         is deleted (MLflow keeps it among the deleted ones) and a new one begun: a curve is of one training.
         """
         key = f"{self._name}/{generation}/{stage}/{number}"
+        if taken_over and key not in self._known:
+            found = every_run(self.client, [self._experiment], f"tags.`{Tag.KEY}` = '{key}'")
+            self._known.update((key, run) for run in found)
         self._refuse_another_spec(key, spec)
         earlier = self._known.get(key) if anew and not spec.deterministic else None
         if earlier is not None:
@@ -147,6 +158,7 @@ class Tracker:
             params=rows.trial_params(resolved.flat, spec.candidate),
             number=number,
             stage=stage,
+            started=started or time.time(),
         )
         opened.costs = rows.costs(resolved.cost)
         opened.note = rows.child_note(self._name, number, stage, resolved)
@@ -165,49 +177,61 @@ class Tracker:
             )
 
     def log_reading(self, run_id: str, reading: Reading) -> None:
-        """Queue a reading; it is sent within about two seconds of further calls, or by `flush`."""
-        self._open[run_id].take_reading(reading, _now())
-        if time.monotonic() >= self._next_flush:
-            self.flush()
+        """Queue a reading; `flush` sends it."""
+        opened = self._open[run_id]
+        opened.take_reading(reading, opened.stamp(reading.seconds))
 
     def finish_trial(self, run_id: str, result: TrialResult, weights: Path | None = None) -> None:
         """Close a trial's run with everything it came to. A preempted trial leaves no result: it will run again."""
         # A run that cannot be written is let go of too: it must not stand in the way of the others.
         opened = self._open.pop(run_id)
         for reading in result.curve:
-            opened.take_reading(reading, _now())
+            opened.take_reading(reading, opened.stamp(reading.seconds))
+        end = opened.stamp(result.seconds)
         opened.tags.update(rows.result_tags(result))
         if result.last_lines:
             opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
         if result.status != Status.PREEMPTED:
-            opened.take_checkups(result, _now())
+            opened.take_checkups(result, end)
             for name, value in {**opened.costs, **result.metrics}.items():
-                opened.take(name, value, result.tokens, _now())
+                opened.take(name, value, result.tokens, end)
             opened.files.put_text(Artifact.RESULT, rows.result_json(result), keep=opened.before == result.status)
             if weights is not None:
                 opened.files.put(Artifact.MODEL, weights)
         opened.send(self.client)
-        write(lambda: self.client.set_terminated(run_id, TERMINAL[result.status]))
+        write(lambda: self.client.set_terminated(run_id, TERMINAL[result.status], end))
         if result.status != Status.PREEMPTED:
             self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
 
     def flush(self) -> None:
         """Send everything queued; each run is tried although another one fails, whose error is then raised."""
-        self._next_flush = time.monotonic() + FLUSH_SECONDS
         with ExitStack() as each:
             for opened in self._open.values():
                 each.callback(opened.send, self.client)
 
-    def finish_search(self, status: str, metrics: Mapping[str, float] | None = None) -> None:
-        """Close the parent as 'FINISHED', 'FAILED' or 'KILLED'; children still running become preempted."""
+    def beat(self) -> None:
+        """Say on the search's page that its driver lives."""
+        write(lambda: self.client.set_tag(self._parent.run_id, Tag.BEAT, str(int(time.time()))))
+
+    def finish_search(
+        self, status: str, metrics: Mapping[str, float] | None = None, others: Sequence[str] = ()
+    ) -> None:
+        """Close the parent as 'FINISHED', 'FAILED' or 'KILLED'; children still running become preempted.
+
+        While `others` drive the search it stays open, and one of them is named as its driver.
+        """
         parent = self._parent
         for name, value in (metrics or {}).items():
             parent.take(name, value, max(parent.steps.get(name, {-1})) + 1, _now())
+        if others:
+            parent.tags[Tag.DRIVER] = min(others)
         with ExitStack() as each:  # Carried out from the last to the first, each although another one fails.
             each.callback(self._open.clear)
-            each.callback(lambda: write(lambda: self.client.set_terminated(parent.run_id, status)))
-            each.callback(close_children, self.client, self._experiment)
-            each.callback(self._complete_curves)
+            if not others:
+                each.callback(lambda: write(lambda: self.client.set_terminated(parent.run_id, status)))
+                each.callback(close_children, self.client, self._experiment)
+                each.callback(self._complete_curves)
+            each.callback(self._curves.flush)
             each.callback(self.flush)
 
     def log_report(self, folder: Path) -> None:
@@ -247,19 +271,20 @@ class Tracker:
         params: Mapping[str, str],
         number: int = -1,
         stage: Stage = Stage.SEARCH,
+        started: float = 0.0,
     ) -> OpenRun:
         """A new run, or the one with this key set running again, with what it already holds."""
         whole = {Tag.KEY: key, Tag.SEARCH: self._name, **tags}
         short = {tag: rows.cut_tag(value) for tag, value in whole.items()}
-        run = self._known.get(key)
+        run = self._present(key)
         held: Mapping[str, str] = {}
         steps: dict[str, set[int]] = {}
         if run is None:
-            run = write(lambda: self.client.create_run(self._experiment, tags=short, run_name=name))
+            stamp = int(started * 1000) or _now()
+            run = write(lambda: self.client.create_run(self._experiment, stamp, short, name))
             self._known[key] = run
             short = {}
         else:
-            run = self.client.get_run(run.info.run_id)
             held = run.data.params
             steps = {metric: self._steps(run.info.run_id, metric) for metric in run.data.metrics}
             write(lambda: self.client.update_run(run.info.run_id, status="RUNNING"))
@@ -279,10 +304,26 @@ class Tracker:
             params={param: rows.cut_param(value) for param, value in params.items() if param not in held},
             tags=short,
             steps=steps,
+            started=started or time.time(),
             before=run.data.tags.get(Tag.STATUS, ""),
         )
         self._open[opened.run_id] = opened
         return opened
+
+    def _present(self, key: str) -> "Run | None":
+        """The run with a key as it is now; None when there is none, or it was deleted meanwhile."""
+        from mlflow.exceptions import MlflowException
+
+        known = self._known.get(key)
+        if known is None:
+            return None
+        try:
+            run: Run = self.client.get_run(known.info.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return run if run.info.lifecycle_stage == "active" else None
 
     def _steps(self, run_id: str, metric: str) -> set[int]:
         return {point.step for point in self.client.get_metric_history(run_id, metric)}

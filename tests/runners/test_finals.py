@@ -9,7 +9,7 @@ from runners.engine import Job
 from runners.finals import Finals
 from runners.ledger import Entry
 from runners.progress import Progress
-from runners.recorder import Recorder
+from runners.recorder import Recorder, Shown
 from runners.study import Study
 from search_space.records import Reading, TrialResult
 
@@ -20,7 +20,7 @@ class Silent(Recorder):
     """Shows nothing anywhere."""
 
     def __init__(self) -> None:
-        self._missed = set()
+        self._done: list[Shown] = []
 
     def begin(self, trial: object) -> None:
         pass
@@ -28,8 +28,12 @@ class Silent(Recorder):
     def reading(self, trial: object, reading: Reading) -> None:
         pass
 
-    def finish(self, trial: object, result: TrialResult) -> None:
-        pass
+    def finish(self, trial: Shown, result: TrialResult) -> None:
+        self._done.append(trial)
+
+    def ended(self, stage: object) -> list[Shown]:
+        done, self._done = self._done, []
+        return done
 
 
 def finals(study: Study) -> Finals:
@@ -137,5 +141,6 @@ def test_a_final_whose_loss_is_missing_is_settled_as_broken(tmp_path: Path) -> N
         job = source.next()
         assert job is not None
         source.finish(job.key, replace(ok(1.0), metrics={}))
+        source.settle_shown()
     with opened(tmp_path, FINAL, "search.sampler=random") as study:
         assert finals(study)._ledger[job.key].settled

@@ -1,7 +1,6 @@
 """What the tracking store shows of a search, whatever goes wrong with it: marks, order, and one training a run."""
 
 import dataclasses
-import math
 import sqlite3
 import time
 from contextlib import closing
@@ -10,14 +9,14 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 from optuna.exceptions import StorageInternalError
-from studied import FINITE, experiment, uri
+from studied import FINITE
 from test_search import children, search
 from tracked import children as trials_of
 from tracked import readings, result, searched, steps, store_uri
 
 from analysis.leaderboard import leaderboard
 from analysis.load import load_search
-from runners.search import run_search
+from runners.search import SearchSource
 from runners.store import Store
 from runners.tracking import Tracker
 from search_space.places import locate
@@ -49,7 +48,6 @@ def test_a_run_deleted_while_it_is_written_blocks_no_other(tmp_path: Path) -> No
     with pytest.raises(MlflowException):
         tracker.flush()
     assert tracker.client.get_run(kept).data.metrics[Metric.VALIDATION_CURVE] == readings(2)[-1].loss
-    tracker._next_flush = 0.0
     tracker.finish_trial(kept, result())
     with pytest.raises(MlflowException):
         tracker.finish_trial(gone, result())
@@ -67,7 +65,6 @@ def test_a_run_still_open_and_deleted_leaves_no_search_running(tmp_path: Path) -
     tiny.start(tracker)
     gone, kept = (tiny.start_trial(tracker, number) for number in range(2))
     tracker.finish_trial(kept, result())
-    tracker._next_flush = math.inf
     tracker.log_reading(gone, readings(2)[1])
     tracker.client.delete_run(gone)
     with pytest.raises(MlflowException):
@@ -100,14 +97,14 @@ def test_a_slow_store_changes_no_trial(tmp_path: Path) -> None:
 
 
 class Dropping(Tracker):
-    """Takes a table from the study after the last trial."""
+    """Takes a table from the study while the trial trains."""
 
     study = Path()
 
-    def finish_trial(self, run_id: str, result: TrialResult, weights: Path | None = None) -> None:
-        super().finish_trial(run_id, result, weights)
+    def flush(self) -> None:
+        super().flush()
         with closing(sqlite3.connect(self.study)) as connection, connection:
-            connection.execute("DROP TABLE study_user_attributes")
+            connection.execute("DROP TABLE IF EXISTS study_user_attributes")
 
 
 @pytest.mark.slow
@@ -147,21 +144,25 @@ def test_a_run_shows_one_training_even_when_it_is_not_repeatable(tmp_path: Path,
         assert shown == {reading.tokens: reading.loss for reading in result().curve}
 
 
-class Interrupting(Tracker):
-    """Ends a session in mid-trial, after its first reading was stored."""
-
-    def log_reading(self, run_id: str, reading: Reading) -> None:
-        super().log_reading(run_id, reading)
-        self.flush()
-        raise KeyboardInterrupt
+def interrupted_once_shown(source: SearchSource, key: int, reading: Reading) -> None:
+    """Ends a session in mid-trial, once its first reading is stored."""
+    recorder = source._recorder
+    recorder.reading(source._active[key], reading)
+    while any(wanted.is_due or wanted.readings for wanted in recorder._wanted.values()):
+        time.sleep(0.01)
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow
-def test_a_search_that_is_not_repeatable_replaces_a_cut_off_run_and_keeps_a_finished_one(tmp_path: Path) -> None:
+def test_a_search_that_is_not_repeatable_replaces_a_cut_off_run_and_keeps_a_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ("search.trials=2", "engine.deterministic=false", *FINITE)
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    with pytest.raises(KeyboardInterrupt):
-        run_search(experiment(*asked), tracker=Interrupting(store), study_uri=uri(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchSource, "follow", interrupted_once_shown)
+        with pytest.raises(KeyboardInterrupt):
+            search(tmp_path, *asked)
     (cut,) = trials_of(store, "small")
     search(tmp_path, *asked)
     first, second = trials_of(store, "small")

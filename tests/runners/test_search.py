@@ -11,6 +11,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from studied import FINITE, experiment, uri
 
+from runners import recorder
 from runners.progress import Progress
 from runners.search import SearchOutcome, run_search
 from runners.store import Store
@@ -112,10 +113,12 @@ class Failing(Tracker):
         super().finish_trial(run_id, result, weights)
 
 
-def test_a_failing_store_loses_nothing_and_catches_up(tmp_path: Path) -> None:
+def test_a_failing_store_loses_nothing_and_catches_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "CLOSE_SECONDS", 1.0)
     tracker = Failing(f"sqlite:///{tmp_path}/mlflow.db")
     outcome, shown = search(tmp_path, "search.trials=3", tracker=tracker)
     assert outcome.counts == {Status.OK: 3}
+    assert outcome.unshown == 3
     assert shown.count("the tracking store cannot be written") == 1
     assert [child["status"] for child in children(tmp_path)] == ["KILLED"] * 3
     search(tmp_path, "search.trials=3")
