@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from blocks.diagnostics import diagnose, order_effect, position_r2
-from blocks.findings import unread, warnings_of, warnings_of_growth
+from blocks.families import Role
+from blocks.findings import unread, warnings_of, warnings_of_growth, warnings_of_updates
 from blocks.model import DecoderLM, ModelConfig
 
 Make = Callable[..., ModelConfig]
@@ -137,7 +138,7 @@ def test_mixers_without_weights_are_named_and_diagnosed_all_the_same(small: Make
     diagnosis = diagnose(config.build(seed=0), TOKENS, targets=TARGETS)
     assert all(layer.rms > 0 and layer.rank > 0 for layer in diagnosis.layers)
     assert unread(diagnosis, [mixer.kind for mixer in config.layer_mixers()]) == [
-        "layers 1, 2: mamba2 has no attention weights to read"
+        "layers 1, 2: no attention weights can be read off mamba2"
     ]
 
 
@@ -162,3 +163,24 @@ def test_the_position_probe_does_not_fail_by_fitting_too_few_rows() -> None:
 def test_a_loss_that_counts_nothing_has_no_gradient(small: Make) -> None:
     gradients = diagnose(sound(small), TOKENS, targets=torch.full_like(TARGETS, -100)).gradients
     assert set(gradients.values()) == {0.0}
+
+
+def test_steps_are_judged_by_matrices_and_told_in_one_sentence() -> None:
+    ratios = {("layer 1", Role.QUERY): 0.2, ("layer 2", Role.KEY): 0.5, ("layer 1", Role.BIAS): 90.0}
+    assert warnings_of_updates(ratios) == [
+        "layer 2: one step moved the key weights by 50% (1 more too far); lower the learning rate"
+    ]
+    assert warnings_of_updates({("layer 1", Role.QUERY): 0.01, ("layer 1", Role.GAIN): 0.0}) == []
+    assert warnings_of_updates({("layer 1", Role.VALUE): 1e-7, ("layer 2", Role.FFN_IN): 1e-9}) == [
+        "layer 2: one step moved the ffn_in weights by 1.0e-09 of their size (1 more as little), hardly at all"
+    ]
+
+
+def test_weights_are_read_where_values_come_from_a_latent(small: Make) -> None:
+    model = small({"mixer.kind": "mla", "position.kind": "none", "layers": 1}).build(seed=0)
+    with torch.no_grad():
+        for project in (model.slots[0].mixer.query, model.slots[0].mixer.rotated_query):
+            project.weight.zero_()
+    (layer,) = diagnose(model, TOKENS).layers
+    uniform = float(torch.arange(1, 22, dtype=torch.float64).log().mean())
+    assert layer.entropy == pytest.approx([uniform] * 4, rel=1e-5)

@@ -74,7 +74,7 @@ def test_a_checkup_holds_finite_numbers_of_every_kind() -> None:
 def test_a_mixer_without_weights_is_diagnosed_and_named() -> None:
     result = run(prepare(ASKED, *MIXERS_WITHOUT_WEIGHTS))
     assert result.status is Status.OK, result.last_lines
-    assert [checkup.notes for checkup in result.checkups] == [("layer 1: mamba2 has no attention weights to read",)] * 2
+    assert [checkup.notes for checkup in result.checkups] == [("layer 1: no attention weights can be read off mamba2",)] * 2
     assert "diagnostics/entropy" not in result.checkups[0].metrics
     assert result.checkups[0].metrics["diagnostics/rank_share"] > 0
 
