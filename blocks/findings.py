@@ -103,7 +103,7 @@ def _of_depth(diagnosis: Diagnosis) -> Iterator[str]:
             f"to {last:.2g}"
         )
     if diagnosis.order_effect < ORDERLESS:
-        yield "the order of earlier tokens does not reach the prediction; give the model a position scheme"
+        yield "the order of earlier tokens does not reach the prediction: mixers see no places, or add hardly anything"
     if diagnosis.largest_logit > LARGE_LOGIT:
         yield f"logits reach {diagnosis.largest_logit:.0f}; cap them, or norm queries and keys"
 

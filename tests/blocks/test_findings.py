@@ -112,7 +112,7 @@ def test_a_planted_fault_is_named_and_a_sound_model_is_not(
 def test_a_model_blind_to_order_is_told_from_one_that_sees_it(small: Make) -> None:
     blind, seeing = (sound(small, {"position.kind": position, "layers": 1}) for position in ("none", "rotary"))
     assert words(blind) == [
-        "the order of earlier tokens does not reach the prediction; give the model a position scheme"
+        "the order of earlier tokens does not reach the prediction: mixers see no places, or add hardly anything"
     ]
     assert words(seeing) == []
     assert diagnose(blind, TOKENS).order_effect < 1e-5 < 1e-2 < diagnose(seeing, TOKENS).order_effect
