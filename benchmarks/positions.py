@@ -172,19 +172,19 @@ def page(rows: Sequence[Measured], tokens: int, spread: Sequence[tuple[float, ..
     span = [max(losses) - min(losses) for losses in zip(*spread, strict=True)]
     how = (
         f"Written by `python benchmarks/positions.py`. One model per scheme: 2 layers, width 64, 4 heads of 16 "
-        f"channels, bytes of the Python library, {tokens // 1024} steps of 1,024 bytes at length {LENGTHS[0]}; same data, same "
-        f"seed, fields at their defaults unless shown. Losses are nats per byte on the validation split; what stands "
-        f"under 2x, 4x and 8x is the loss at that length minus the loss at {LENGTHS[0]}: more context alone lowers it. "
-        f"One seed each: {len(spread)} seeds of `{PLAIN}` lie {span[0]:.3f} nats apart at {LENGTHS[0]} and "
-        f"{span[-1]:.3f} at {LENGTHS[-1]}; differences of that size say nothing."
+        f"channels, bytes of the Python library, {tokens // 1024} steps of 1,024 bytes at length {LENGTHS[0]}; same "
+        f"data, same seed, fields at their defaults unless shown. Losses are nats per byte on the validation split; "
+        f"what stands under 2x, 4x and 8x is the loss at that length minus the loss at {LENGTHS[0]}: more context "
+        f"alone lowers it. One seed each: {len(spread)} seeds of `{PLAIN}` lie {span[0]:.3f} nats apart at "
+        f"{LENGTHS[0]} and {span[-1]:.3f} at {LENGTHS[-1]}; differences of that size say nothing."
     )
     columns = (
         f"*Under a shift*: a model with random weights reads {LENGTHS[0]} tokens, and again {SHIFT:,} columns later "
         f"behind padding, in float64. A scheme is relative where no log-probability changes by more than {STILL:g} "
-        f"nats, else absolute, with the largest change. *Step* is processor time of a training step over that of a model "
-        f"without positions, in turns on one core; *FLOPs* are those of all matrix products of a forward pass, "
-        f"likewise. (`p_rope` stops the two slowest of eight pairs, which hardly turn within {LENGTHS[-1]} places: it learns and "
-        f"fails as `rotary` does.)"
+        f"nats, else absolute, with the largest change. *Step* is processor time of a training step over that of a "
+        f"model without positions, in turns on one core; *FLOPs* are those of all matrix products of a forward pass, "
+        f"likewise. (`p_rope` stops the two slowest of eight pairs, which hardly turn within {LENGTHS[-1]} places: it "
+        f"learns and fails as `rotary` does.)"
     )
     lines = [
         "# Position schemes, measured",
