@@ -96,11 +96,15 @@ class Recorder:
         """True when the trial's end is not in the tracking store although the study may have settled it."""
         return trial.key in self._missed
 
-    def preempt(self, trial: Shown, why: str) -> None:
-        """Mark a trial that was cut off and will be run again."""
+    def preempt(self, trial: Shown, reason: str) -> None:
+        """Mark a trial that did not end and will be run again."""
         if trial.key in self._runs:
-            result = TrialResult(status=Status.PREEMPTED, reason=f"cut off by {why}; the same command runs it again")
+            result = TrialResult(status=Status.PREEMPTED, reason=reason)
             self._attempt(lambda: self._tracker.finish_trial(self._runs.pop(trial.key), result, None))
+
+    def drop_weights(self, trial: Shown, why: str) -> None:
+        """Delete the trained model of a trial that has ended."""
+        self._attempt(lambda: self._tracker.drop_weights(trial.number, trial.stage, trial.generation, why))
 
     def close(self, status: str, metrics: Mapping[str, float]) -> None:
         """Close the search's own run."""

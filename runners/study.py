@@ -251,6 +251,10 @@ class Study:
         self._ledger.record(number, result)
         self._observe(self._ledger[number])
 
+    def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
+        """Store how all earlier attempts at a trial that is to be run again ended."""
+        self._ledger.attempted(number, attempts)
+
     def settle(self, number: int) -> None:
         """Close a recorded trial; from now on the sampler learns from it."""
         self._ledger.settle(number, objective_values(self.experiment.objectives, self._ledger[number]))
