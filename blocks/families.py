@@ -580,7 +580,10 @@ class AbstractStack:
         return 0
 
     def sides(self, config: Any) -> Mapping[str, Dims]:
-        """The sizes of the layers of each side, by how the names of its parameters begin; empty with one side."""
+        """The sizes of the layers of each side, by how the names of its parameters begin; empty with one side.
+
+        The first that fits a name counts.
+        """
         return {}
 
     def check(self, config: Any) -> None:
