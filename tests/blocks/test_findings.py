@@ -89,14 +89,19 @@ def vanishing_gradient(model: DecoderLM) -> None:
     ("plant", "said"),
     [
         (sinks, "layer 2: 3 of 4 heads attend only to token 1"),
-        (hard_heads, "layer 2: 4 of 4 heads look at a single token each"),
-        (repeated_heads, "layer 1: 2 of 4 heads have the map of another head"),
-        (collapse, "layer 1: representations use 0.0 of 32 dimensions; tokens look nearly alike"),
-        (growth, "the residual stream grows"),
-        (dead_units, "layer 2: 50% of the FFN's units never fire"),
-        (large_logits, "logits reach"),
-        (blocked_gradient, "layer 1: the query weights get no gradient"),
-        (vanishing_gradient, "the gradient of layer 2 is"),
+        *(
+            pytest.param(*fault, marks=pytest.mark.slow)
+            for fault in (
+                (hard_heads, "layer 2: 4 of 4 heads look at a single token each"),
+                (repeated_heads, "layer 1: 2 of 4 heads have the map of another head"),
+                (collapse, "layer 1: representations use 0.0 of 32 dimensions; tokens look nearly alike"),
+                (growth, "the residual stream grows"),
+                (dead_units, "layer 2: 50% of the FFN's units never fire"),
+                (large_logits, "logits reach"),
+                (blocked_gradient, "layer 1: the query weights get no gradient"),
+                (vanishing_gradient, "the gradient of layer 2 is"),
+            )
+        ),
     ],
 )
 def test_a_planted_fault_is_named_and_a_sound_model_is_not(
@@ -121,6 +126,7 @@ def test_a_model_blind_to_order_is_told_from_one_that_sees_it(small: Make) -> No
     assert math.isnan(order_effect(seeing, TOKENS[:, :2], logits))
 
 
+@pytest.mark.slow
 def test_growth_of_logits_in_training_is_named(small: Make) -> None:
     model = sound(small)
     before = diagnose(model, TOKENS)
@@ -142,6 +148,7 @@ def test_mixers_without_weights_are_named_and_diagnosed_all_the_same(small: Make
     ]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_stay_out_of_the_way(small: Make) -> None:
     model = sound(small)
     with torch.no_grad():
@@ -160,6 +167,7 @@ def test_the_position_probe_does_not_fail_by_fitting_too_few_rows() -> None:
     assert position_r2(noise) > 0.9
 
 
+@pytest.mark.slow
 def test_a_loss_that_counts_nothing_has_no_gradient(small: Make) -> None:
     gradients = diagnose(sound(small), TOKENS, targets=torch.full_like(TARGETS, -100)).gradients
     assert set(gradients.values()) == {0.0}
@@ -176,6 +184,7 @@ def test_steps_are_judged_by_matrices_and_told_in_one_sentence() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_weights_are_read_where_values_come_from_a_latent(small: Make) -> None:
     model = small({"mixer.kind": "mla", "position.kind": "none", "layers": 1}).build(seed=0)
     with torch.no_grad():
