@@ -473,6 +473,10 @@ class AbstractPlacement:
         """The simplest config that computes the same function at these sizes."""
         return self
 
+    def without_ffn(self) -> "AbstractPlacement":
+        """The simplest config that computes the same function in layers that have no FFN."""
+        return self
+
     def check(self, config: Any) -> None:
         """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the placement."""
 
