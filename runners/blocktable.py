@@ -178,6 +178,7 @@ table { border-collapse: collapse; width: 100%; margin-bottom: 2.5rem; }
 th, td { border: 1px solid #d6d6da; padding: .35rem .55rem; text-align: left; vertical-align: top; }
 th { background: #f2f2f5; position: sticky; top: 0; }
 code { font-size: 12px; overflow-wrap: anywhere; }
+td:first-child code { white-space: nowrap; }
 nav a { margin-right: 1rem; }
 """
 
