@@ -24,6 +24,8 @@ LIBRARIES = {
     "transformers": "transformers",
     "x-transformers": "x-transformers",
     "flash-linear-attention": "fla-core",
+    "torchscale": "torchscale",
+    "mup": "mup",
 }
 """Package by the first word of a reference."""
 Compare = Callable[..., None]
