@@ -24,7 +24,7 @@ def attention_maps(model: AbstractLayers, calls: list[tuple[Any, ...]]) -> list[
     """
     maps: list[Tensor | None] = []
     for slot, mixer, (x, position, context) in zip(model.slots, model.config.layer_mixers(), calls, strict=True):
-        if not mixer.value_projection:
+        if not (mixer.value_projection or mixer.weighs_values):
             maps.append(None)
             continue
         maps.append(_probed(slot.mixer, x, position, context, mixer.head_shape().heads))

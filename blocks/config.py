@@ -169,6 +169,7 @@ class ModelConfig:
         """The simplest config that computes the same function; two configs of one function share it."""
         dims = self.dims()
         mixer = self.mixer.canonical(dims)
+        placement = self.placement.canonical(dims)
         config = dataclasses.replace(
             self,
             mixer=mixer,
@@ -176,7 +177,7 @@ class ModelConfig:
             position=self.position.canonical(dims),
             ffn=self.ffn.canonical(dims),
             d_ff=self.d_ff if self.ffn.grows else 1,
-            placement=self.placement.canonical(dims),
+            placement=placement if self.ffn.grows else placement.without_ffn(),
             init=self.init.canonical(dims),
             norm=self.norm if self.placement.uses_norm else registry.lookup(AbstractNorm, "rmsnorm")(),
         )

@@ -32,10 +32,13 @@ from blocks.ffn.none import NoFFN
 from blocks.init import role_of
 from blocks.model import AbstractLayers, ModelConfig, build_blocks, build_branch_end, build_final_norm, build_slot
 from blocks.multipliers import multiply_outputs
-from blocks.pointer import PointerHead
+from blocks.pointer import PointerHead, coverage_loss
 from blocks.registry import register
 from blocks.stacks import Encoder
 from search_space.domains import choice, int_range
+
+COVERAGE = 1.0
+"""Weight of the coverage loss (See et al. 2017, eq. 13)."""
 
 
 class CrossLayer(nn.Module):
@@ -78,10 +81,11 @@ class EncoderDecoderLM(nn.Module):
 
     Training: `logits, auxiliary = model(source, shift_right(labels, start), source_live)`, then cross-entropy of the
     logits with the labels. With the pointer-copy head the logits are log probabilities over the vocabulary and `extra`
-    words of the source outside it, whose ids in `copied` follow the vocabulary.
+    words of the source outside it, whose ids in `copied` follow the vocabulary. `coverage` weighs, among the auxiliary
+    losses, how much of the source the pointer looks at again.
     """
 
-    def __init__(self, config: ModelConfig, encoder: ModelConfig, pointer: bool) -> None:
+    def __init__(self, config: ModelConfig, encoder: ModelConfig, pointer: bool, coverage: float = 0.0) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -91,6 +95,7 @@ class EncoderDecoderLM(nn.Module):
         self.decoder = Side(config, build=CrossLayer)
         self.head = nn.Identity() if config.tied else linear(config.d_model, config.vocab_size, Role.HEAD)
         self.pointer = PointerHead(config.d_model) if pointer else None
+        self.coverage = coverage
         self.roles = {name: role_of(name, parameter) for name, parameter in self.named_parameters()}
         """The role of every parameter by name."""
 
@@ -114,7 +119,11 @@ class EncoderDecoderLM(nn.Module):
         x = self.embedding_dropout(self.decoder.embedded(embedded, 0, target_live))
         x, target_loss = self.decoder.through_layers(x, context, checkpointing)
         ids = source if copied is None else copied
-        return self._read_out(x, embedded, memory, source_live, ids, extra), source_loss + target_loss
+        logits, attention = self._read_out(x, embedded, memory, source_live, ids, extra)
+        auxiliary = source_loss + target_loss
+        if attention is not None and self.coverage:
+            auxiliary = auxiliary + self.coverage * coverage_loss(attention, target_live).to(auxiliary.dtype)
+        return logits, auxiliary
 
     def encode(
         self, source: Int[Tensor, "B M"], source_live: Bool[Tensor, "B M"] | None = None, checkpointing: bool = False
@@ -154,7 +163,7 @@ class EncoderDecoderLM(nn.Module):
         x, placed = self.decoder.embedded_step(embedded, state, start)
         x, following = self.decoder.step_layers(self.embedding_dropout(x), state, start)
         kept = under(state, "pointer.")
-        logits = self._read_out(x, embedded, kept.get("memory"), kept.get("live"), kept.get("copied"), extra)
+        logits, _ = self._read_out(x, embedded, kept.get("memory"), kept.get("live"), kept.get("copied"), extra)
         return logits, following | placed | prefixed(kept, "pointer.")
 
     def _read_out(
@@ -165,12 +174,13 @@ class EncoderDecoderLM(nn.Module):
         live: Bool[Tensor, "B M"] | None,
         copied: Int[Tensor, "B M"] | None,
         extra: int,
-    ) -> Float[Tensor, "B T W"]:
+    ) -> tuple[Float[Tensor, "B T W"], Float[Tensor, "B T M"] | None]:
+        """Logits, and the pointer's attention where there is one."""
         x = self.decoder.final_norm(x)
         logits = F.linear(x, self.embedding) if self.config.tied else self.head(x)
         logits = logits * self.decoder.logit_multiplier
         if self.pointer is None:
-            return logits
+            return logits, None
         assert memory is not None, "a pointer-copy head needs the source"
         assert copied is not None, "a pointer-copy head needs the ids of the source"
         return self.pointer(logits, x, embedded, memory, live, copied, extra)
@@ -213,11 +223,21 @@ class EncoderDecoder(AbstractStack):
 
     encoder_layers: int = int_range(1, 64, default=4, help="number of layers that read the source")
     head: str = choice(
-        "vocabulary", "pointer_copy", default="vocabulary", help="whether tokens of the source can be copied as well"
+        "vocabulary",
+        "pointer_copy",
+        "pointer_coverage",
+        default="vocabulary",
+        help="whether tokens of the source can be copied as well; pointer_coverage adds a loss on looking again at "
+        "what was looked at before, and leaves the scores as they are",
     )
 
     def model(self, config: ModelConfig) -> nn.Module:
-        return EncoderDecoderLM(config, self.encoder(config), self.head == "pointer_copy")
+        return EncoderDecoderLM(
+            config, self.encoder(config), self._points(), COVERAGE if self.head == "pointer_coverage" else 0.0
+        )
+
+    def _points(self) -> bool:
+        return self.head != "vocabulary"
 
     def encoder(self, config: ModelConfig) -> ModelConfig:
         """The config of the encoder's side."""
@@ -227,11 +247,11 @@ class EncoderDecoder(AbstractStack):
         return self.encoder_layers
 
     def sides(self, config: ModelConfig) -> Mapping[str, Dims]:
-        return {"encoder.": self.encoder(config).dims(), "decoder.": config.dims()}
+        return {"encoder.": self.encoder(config).dims(), "": config.dims()}
 
     def parts(self, config: ModelConfig) -> list[nn.Module]:
         crossing = [CrossLayer(config, mixer, layer).sublayers[1] for mixer, layer in build_blocks(config)]
-        pointer = [PointerHead(config.d_model)] if self.head == "pointer_copy" else []
+        pointer = [PointerHead(config.d_model)] if self._points() else []
         return [Side(self.encoder(config)), *crossing, *pointer]
 
     def flops_per_token(self, config: ModelConfig, length: int, causal: bool) -> float:
@@ -241,7 +261,7 @@ class EncoderDecoder(AbstractStack):
         ffn = config.ffn.flops_per_token(dims) + config.premixer.flops_per_token(dims)
         reading = sum(mixer.flops_per_token(dims, length, False) + ffn for mixer in encoder.layer_mixers())
         looking = sum(cross_flops(config.d_model, mixer.head_shape(), length) for mixer in config.layer_mixers())
-        pointing = (4.0 * config.d_model + 4.0 * length + 6.0) * config.d_model if self.head == "pointer_copy" else 0.0
+        pointing = (4.0 * config.d_model + 4.0 * length + 6.0) * config.d_model if self._points() else 0.0
         return reading + encoder.residual.flops_per_token(dims) + looking + pointing
 
     def check(self, config: ModelConfig) -> None:

@@ -473,6 +473,10 @@ class AbstractPlacement:
         """The simplest config that computes the same function at these sizes."""
         return self
 
+    def without_ffn(self) -> "AbstractPlacement":
+        """The simplest config that computes the same function in layers that have no FFN."""
+        return self
+
     def check(self, config: Any) -> None:
         """Raise InfeasibleArchitecture where the rest of a ModelConfig contradicts the placement."""
 
@@ -580,7 +584,10 @@ class AbstractStack:
         return 0
 
     def sides(self, config: Any) -> Mapping[str, Dims]:
-        """The sizes of the layers of each side, by how the names of its parameters begin; empty with one side."""
+        """The sizes of the layers of each side, by how the names of its parameters begin; empty with one side.
+
+        The first that fits a name counts.
+        """
         return {}
 
     def check(self, config: Any) -> None:

@@ -17,6 +17,7 @@ from blocks.diagnostics import (
     LayerDiagnosis,
     Place,
 )
+from blocks.families import MATRICES
 
 
 def warnings_of(diagnosis: Diagnosis) -> list[str]:
@@ -25,13 +26,22 @@ def warnings_of(diagnosis: Diagnosis) -> list[str]:
 
 
 def warnings_of_updates(ratios: Mapping[Place, float]) -> list[str]:
-    """Sentences on parameters that a step moved unusually far, or hardly at all."""
+    """Sentences on matrices that a step moved unusually far, or hardly at all, one for each kind.
+
+    Gains, biases and scalars may start at zero, and then any step is large beside them.
+    """
+    drawn = {place: ratio for place, ratio in ratios.items() if place[1] in MATRICES}
+    fast = {place: ratio for place, ratio in drawn.items() if ratio > FAST}
+    slow = {place: ratio for place, ratio in drawn.items() if ratio < SLOW}
     found = []
-    for (layer, role), ratio in ratios.items():
-        if ratio > FAST:
-            found.append(f"{layer}: one step moved the {role} weights by {ratio:.0%}; lower the learning rate")
-        elif ratio < SLOW:
-            found.append(f"{layer}: one step moved the {role} weights by {ratio:.1e} of their size, hardly at all")
+    if fast:
+        (layer, role), ratio = max(fast.items(), key=lambda item: item[1])
+        more = f" ({len(fast) - 1} more too far)" if len(fast) > 1 else ""
+        found.append(f"{layer}: one step moved the {role} weights by {ratio:.0%}{more}; lower the learning rate")
+    if slow:
+        (layer, role), ratio = min(slow.items(), key=lambda item: item[1])
+        more = f" ({len(slow) - 1} more as little)" if len(slow) > 1 else ""
+        found.append(f"{layer}: one step moved the {role} weights by {ratio:.1e} of their size{more}, hardly at all")
     return found
 
 
@@ -52,7 +62,7 @@ def unread(diagnosis: Diagnosis, kinds: Sequence[str]) -> list[str]:
         if not layer.entropy:
             layers.setdefault(kind, []).append(str(number))
     return [
-        f"layer{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {kind} has no attention weights to read"
+        f"layer{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: no attention weights can be read off {kind}"
         for kind, numbers in layers.items()
     ]
 
@@ -93,7 +103,7 @@ def _of_depth(diagnosis: Diagnosis) -> Iterator[str]:
             f"to {last:.2g}"
         )
     if diagnosis.order_effect < ORDERLESS:
-        yield "the order of earlier tokens does not reach the prediction; give the model a position scheme"
+        yield "the order of earlier tokens does not reach the prediction: mixers see no places, or add hardly anything"
     if diagnosis.largest_logit > LARGE_LOGIT:
         yield f"logits reach {diagnosis.largest_logit:.0f}; cap them, or norm queries and keys"
 
@@ -103,9 +113,11 @@ def _of_gradients(gradients: Mapping[Place, float]) -> Iterator[str]:
     for (layer, _), norm in gradients.items():
         if layer != "outside":
             squares[layer] = squares.get(layer, 0.0) + norm**2
-    for (layer, role), norm in gradients.items():
-        if norm == 0:
-            yield f"{layer}: the {role} weights get no gradient"
+    still = [place for place, norm in gradients.items() if norm == 0]
+    if still:
+        layer, role = still[0]
+        more = f" ({len(still) - 1} more likewise)" if len(still) > 1 else ""
+        yield f"{layer}: the {role} weights get no gradient{more}"
     if len(squares) > 1:
         (low, small), (high, large) = (pick(squares.items(), key=lambda item: item[1]) for pick in (min, max))
         if small > 0 and (large / small) ** 0.5 > GROWTH:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from blocks.cross_attention import cross_weights
 from blocks.families import Role, linear
+from blocks.ops.running_sum import running_sum
 
 LEAST = 1e-12
 """Probabilities are kept from zero before their logarithm is taken."""
@@ -37,13 +38,16 @@ class PointerHead(nn.Module):
         live: Bool[Tensor, "B M"] | None,
         copied: Int[Tensor, "B M"],
         extra: int,
-    ) -> Float[Tensor, "B T W"]:
-        """Log probabilities over the vocabulary and `extra` words behind it; `copied` are the source's ids there."""
+    ) -> tuple[Float[Tensor, "B T W"], Float[Tensor, "B T M"]]:
+        """Log probabilities over the vocabulary and `extra` words behind it, and the attention on the source.
+
+        `copied` are the source's ids there.
+        """
         q, k = self.query(output)[:, :, None], self.key(memory)[:, :, None]
         attention = cross_weights(q, k, live, 1 / math.sqrt(q.shape[-1]))[:, 0]
         context = einsum(attention, memory.to(attention.dtype), "B T M, B M D -> B T D").to(output.dtype)
         p_gen = torch.sigmoid(self.generate(torch.cat([context, output, embedded], dim=-1)))
-        return mixture(logits, p_gen, attention, copied, extra)
+        return mixture(logits, p_gen, attention, copied, extra), attention
 
 
 def mixture(
@@ -61,3 +65,15 @@ def mixture(
     pointed = torch.zeros_like(generated).scatter_add(-1, index, attention)
     share = torch.where(attention.sum(-1, keepdim=True) > 0, p_gen.to(wide), 1.0)
     return torch.log((share * generated + (1 - share) * pointed).clamp_min(LEAST))
+
+
+def coverage_loss(attention: Float[Tensor, "B T M"], live: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
+    """How much of the source is attended to again, a mean over live target tokens (See et al. 2017, eqs. 10 and 12).
+
+    The sum over the source of min(a, c), where c adds up the attention of the target tokens before.
+    """
+    if live is not None:
+        attention = attention * live[:, :, None].to(attention.dtype)
+    covered = running_sum(attention) - attention
+    again = torch.minimum(attention, covered).sum(-1)
+    return again.mean() if live is None else again.sum() / live.sum().clamp_min(1).to(again.dtype)

@@ -136,7 +136,7 @@ class Plain(AbstractResidual):
     kind: ClassVar[str] = "plain"
     paper: ClassVar[str] = "Attention Is All You Need, Vaswani et al. 2017, section 3.1, arXiv:1706.03762"
     proof: ClassVar[str] = "test_pre_and_post_equal_torch"
-    reference: ClassVar[str] = "torch nn.TransformerEncoderLayer"
+    reference: ClassVar[str] = "x + branch(x), as in torch nn.TransformerEncoderLayer"
 
     def build(self, dims: Dims) -> ResidualModule:
         return PlainResidual()

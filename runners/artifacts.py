@@ -41,6 +41,7 @@ class ArtifactWriter:
     def __init__(self, client: "MlflowClient", place: Place, run: "Run") -> None:
         self._client = client
         self._run_id = run.info.run_id
+        self._uri = run.info.artifact_uri
         self._folder = present_path(run.info.artifact_uri, place)
 
     def put(self, path: str, file: Path) -> None:
@@ -72,15 +73,26 @@ class ArtifactWriter:
                 shutil.copyfile(file, named)
             self._client.log_artifact(self._run_id, str(named), "" if folder == "." else folder)
 
+    def remove(self, path: str) -> None:
+        """Delete a file; nothing happens where there is none."""
+        if self._folder is not None:
+            (self._folder / path).unlink(missing_ok=True)
+            return
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        if self._is_listed(path):
+            get_artifact_repository(self._uri).delete_artifacts(path)
+
     def read(self, path: str) -> Path | None:
         """A file or folder as it lies now, downloaded when only a server has it; None when absent."""
         if self._folder is not None:
             return self._folder / path if (self._folder / path).exists() else None
+        return Path(self._client.download_artifacts(self._run_id, path)) if self._is_listed(path) else None
+
+    def _is_listed(self, path: str) -> bool:
         parent = str(Path(path).parent)
         listed = self._client.list_artifacts(self._run_id, None if parent == "." else parent)
-        if all(entry.path != path for entry in listed):
-            return None
-        return Path(self._client.download_artifacts(self._run_id, path))
+        return any(entry.path == path for entry in listed)
 
     def read_text(self, path: str) -> str:
         """The text of a file; empty when absent."""

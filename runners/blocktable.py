@@ -115,7 +115,27 @@ def _text(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5}|[a-z-]+/\d{7})")
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+ELSEWHERE = {
+    "Language Models are Unsupervised Multitask Learners": "https://cdn.openai.com/better-language-models/"
+    "language_models_are_unsupervised_multitask_learners.pdf",
+    "Understanding the Difficulty of Training Deep Feedforward Neural Networks": "https://proceedings.mlr.press/v9/"
+    "glorot10a.html",
+    "Improving Transformer Optimization Through Better Initialization": "https://proceedings.mlr.press/v119/"
+    "huang20f.html",
+    "Efficient BackProp": "http://yann.lecun.com/exdb/publis/pdf/lecun-98b.pdf",
+    "modded-nanogpt": "https://github.com/KellerJordan/modded-nanogpt",
+    "Mesh Transformer JAX": "https://github.com/kingoflolz/mesh-transformer-jax",
+}
+"""Where works lie that have no arXiv number, by title."""
+
+
+def linked(paper: str, link: str) -> str:
+    """The paper with every arXiv number and every title of ELSEWHERE as a link; `link` has {place} and {words}."""
+    found = ARXIV.sub(lambda m: link.format(place=f"https://arxiv.org/abs/{m[1]}", words=m[0]), paper)
+    for title, place in ELSEWHERE.items():
+        found = found.replace(title, link.format(place=place, words=title))
+    return found
 
 
 def markdown(rows_by_family: Table) -> str:
@@ -136,7 +156,7 @@ def _markdown_cells(row: Mapping[str, Any]) -> list[str]:
         "<br>".join(fields),
         "<br>".join(_hooks(row)),
         ", ".join(row["stacks"]),
-        ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", row["paper"]),
+        linked(row["paper"], "[{words}]({place})"),
         f"`{row['proof']}`, against {row['reference']}",
     ]
     return [cell.replace("|", "\\|") for cell in cells]
@@ -158,6 +178,7 @@ table { border-collapse: collapse; width: 100%; margin-bottom: 2.5rem; }
 th, td { border: 1px solid #d6d6da; padding: .35rem .55rem; text-align: left; vertical-align: top; }
 th { background: #f2f2f5; position: sticky; top: 0; }
 code { font-size: 12px; overflow-wrap: anywhere; }
+td:first-child code { white-space: nowrap; }
 nav a { margin-right: 1rem; }
 """
 
@@ -188,13 +209,12 @@ def _html_cells(row: Mapping[str, Any]) -> list[str]:
     fields = [
         f"{code(_field_words(name, entry))} {html.escape(entry['help'])}" for name, entry in row["fields"].items()
     ]
-    paper = ARXIV.sub(r'<a href="https://arxiv.org/abs/\1">arXiv:\1</a>', html.escape(row["paper"]))
     return [
         code(row["kind"]),
         html.escape(row["meaning"]),
         "<br>".join(fields),
         "<br>".join(map(html.escape, _hooks(row))),
         ", ".join(row["stacks"]),
-        paper,
+        linked(html.escape(row["paper"]), '<a href="{place}">{words}</a>'),
         f"{code(row['proof'])}, against {html.escape(row['reference'])}" if row["proof"] else "",
     ]

@@ -1,5 +1,6 @@
 """Candidates: what a search varies, from a walked point to the spec of one trial."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,13 +93,7 @@ def resolve(flat: Mapping[str, Scalar], experiment: Experiment, data_sizes: Task
             f"your own"
         )
     cost = _measured(config, data_sizes, experiment)
-    for name, value, limit in (
-        ("max_params", cost.params, experiment.limits.max_params),
-        ("max_flops_per_token", cost.flops_per_token, experiment.limits.max_flops_per_token),
-        ("max_state_bytes", state_bytes(cost, data_sizes.train_len), experiment.limits.max_state_bytes),
-    ):
-        if value > limit:
-            raise InfeasibleArchitecture(f"limits.{name}={limit:g}: the model needs {value:g}; raise it or shrink it")
+    _check_limit("max_state_bytes", state_bytes(cost, data_sizes.train_len), experiment)
     candidate: Candidate = decode(Candidate, {**plain, "model": encode(config)})
     return Resolved(flat=dict(flat), candidate=candidate, cost=cost, arch_id=config_id(config))
 
@@ -130,16 +125,29 @@ def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, s
 
 
 def _measured(config: ModelConfig, sizes: TaskShape, experiment: "Experiment") -> Cost:
-    """The model's cost; the user's own blocks are run for it, and what they raise makes the point infeasible."""
+    """The model's cost; the user's own blocks are run for it, and what they raise makes the point infeasible.
+
+    The limits that are cheap to look at come first, so that spaces of which little is legal are gone through fast.
+    """
     try:
+        if math.isfinite(experiment.limits.max_params):
+            _check_limit("max_params", costs.count_parameters(config).total, experiment)
+        flops = costs.flops_per_token(config, sizes.train_len, causal=False)
+        _check_limit("max_flops_per_token", flops, experiment)
         return costs.measure(config, sizes.train_len, experiment.budget.micro_batch_tokens)
     except (Exception, SystemExit) as error:
-        if not experiment.blocks or isinstance(error, UserError):
+        if not experiment.blocks or isinstance(error, UserError | InfeasibleArchitecture):
             raise
         raise InfeasibleArchitecture(
             f"blocks {', '.join(experiment.blocks)}: the model cannot be measured "
             f"({type(error).__name__}: {error}); correct the module"
         ) from error
+
+
+def _check_limit(name: str, value: float, experiment: Experiment) -> None:
+    limit = getattr(experiment.limits, name)
+    if value > limit:
+        raise InfeasibleArchitecture(f"limits.{name}={limit:g}: the model needs {value:g}; raise it or shrink it")
 
 
 def rebuild(spec: TrialSpec) -> Candidate:

@@ -30,7 +30,6 @@ AGE_SECONDS = 30.0
 VERSION = 1
 HEADER = "checkpoint.json"
 _KEY = "digest"
-_UNLIMITED = 1 << 62
 
 
 class CheckpointRefused(Exception):
@@ -45,8 +44,8 @@ class Checkpointing:
     """For this trial alone; made when it is needed."""
     every_tokens: int = 0
     """Training tokens between two checkpoints; 0: at readings, when the last is AGE_SECONDS old."""
-    most_bytes: int = _UNLIMITED
-    """A larger state is not kept."""
+    most_bytes: int = 0
+    """A larger state is not kept; 0: any is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ class Keeper:
     def _save(self, asked: Checkpointing, step: int) -> None:
         tensors, plain = self._state.packed()
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if size > asked.most_bytes:
+        if asked.most_bytes and size > asked.most_bytes:
             self._remark(
                 "large",
                 f"no checkpoint was kept: it takes {size:,} bytes, of which engine.disk_bytes leaves "

@@ -26,6 +26,14 @@ class Job:
     spec: TrialSpec
     test: bool = False
     weights: Path | None = None
+    micro_batch_tokens: int = 0
+    """Of the micro-batch, where it is not that of the spec's budget; 0: as the budget says."""
+    checkpoint: Path | None = None
+    """Folder of the trial's checkpoint, which it goes on from and keeps; None: it keeps none."""
+    checkpoint_tokens: int = 0
+    """Training tokens between two checkpoints; 0: at readings, when the last is old enough."""
+    checkpoint_bytes: int = 0
+    """What a checkpoint may take at most; 0: anything."""
 
 
 @dataclass(frozen=True, kw_only=True)

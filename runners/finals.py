@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blocks.families import InfeasibleArchitecture
+from runners.attempts import CHECKPOINTS, Attempts, attempts_tag
 from runners.candidate import Resolved, make_spec, resolve
 from runners.engine import AbstractSource, Job
 from runners.generations import study_name
 from runners.ledger import Entry, Ledger
 from runners.progress import Progress, Snapshot
 from runners.recorder import Recorder, Shown, short_name
-from runners.study import Study
+from runners.study import Study, study_folder
 from runners.telling import as_resolved, directions, objective_values
 from search_space.canon import digest, seed_from
 from search_space.records import BASE, CHANGED, Metric, Reading, Seeds, Stage, Status, Tag, TrialResult
@@ -49,6 +50,8 @@ class Finals(AbstractSource):
         self._progress = progress
         name = f"{study_name(self._experiment.name, study.generation)}/final"
         self._ledger = Ledger(study.storage, name, directions([Metric.LOSS]))
+        folder = study_folder(study.storage.url, self._experiment.name) / CHECKPOINTS
+        self._attempts = Attempts(folder, Stage.FINAL, self._experiment.engine, self._ledger.attempted)
         self._planned: Iterator[Entry] | None = None
         self._left: deque[int] = deque()
         self._active: dict[int, Shown] = {}
@@ -58,19 +61,29 @@ class Finals(AbstractSource):
     def next(self) -> Job | None:
         if self._planned is None:
             self._catch_up()
+            self._attempts.tidy(self._ledger.entries())
             self._left.extend(entry.number for entry in self._ledger.entries() if entry.result is None)
             self._planned = self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
-            shown = dataclasses.replace(self._shown(entry, twin), anew=True)
-            self._recorder.begin(shown)
-            self._active[entry.number] = shown
+            shown = self._shown(entry, twin)
             if twin is None:
-                self.show()
-                return Job(key=entry.number, spec=shown.spec, test=True)
+                return self._start(entry, shown)
             assert twin.result is not None
-            self.finish(entry.number, twin.result)
+            self._recorder.begin(dataclasses.replace(shown, anew=True))
+            self._end(entry.number, shown, twin.result)
         return None
+
+    def _start(self, entry: Entry, shown: Shown) -> Job:
+        """Train a final, or go on with it."""
+        start = self._attempts.start(entry, weights=None, test=True)
+        shown = dataclasses.replace(shown, anew=not start.began)
+        self._active[entry.number] = shown
+        self._recorder.begin(shown)
+        for reading in start.curve:
+            self._recorder.reading(shown, reading)
+        self.show()
+        return start.job
 
     def _next_entry(self) -> Entry | None:
         if self._left:
@@ -93,8 +106,18 @@ class Finals(AbstractSource):
         self._recorder.reading(self._active[key], reading)
 
     def finish(self, key: int, result: TrialResult) -> None:
+        shown = self._active.pop(key)
+        ended = self._attempts.end(self._ledger[key], result)
+        if ended is not None:
+            self._end(key, shown, ended)
+            return
+        self._progress.note(f"final {key} is run again: {result.status}: {result.reason}")
+        self._recorder.preempt(shown, f"{result.reason}; it is run again")
+        self._left.appendleft(key)
+
+    def _end(self, key: int, shown: Shown, result: TrialResult) -> None:
         self._ledger.record(key, result)
-        self._recorder.finish(self._active.pop(key), result)
+        self._recorder.finish(shown, result)
         self.show()
 
     def tick(self) -> bool:
@@ -104,7 +127,7 @@ class Finals(AbstractSource):
     def cut_off(self, why: str) -> None:
         """Mark what still runs as preempted; it stays in the study to be run again."""
         for shown in self._active.values():
-            self._recorder.preempt(shown, why)
+            self._recorder.preempt(shown, f"cut off by {why}; the same command runs it again")
 
     def outcomes(self) -> tuple[FinalOutcome, ...]:
         """How each contrast stands."""
@@ -209,6 +232,7 @@ class Finals(AbstractSource):
                 Tag.CANDIDATE: f"{contrast}/{side}",
                 Tag.REPLICA: str(replica),
                 **({Tag.SAME_AS: str(twin.number)} if twin else {}),
+                **attempts_tag(entry),
             },
             weights=None,
             started=entry.started,

@@ -28,6 +28,7 @@ SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgresql+psycopg2://")
 _BIRTH = "assay.trial"
 _RESULT = "assay.result"
+_ATTEMPTS = "assay.attempts"
 _SPEEDS = "assay.speeds"
 _OWNER = "assay.owner"
 _BUSY_SECONDS = 60
@@ -53,6 +54,8 @@ class Entry:
     result: TrialResult | None = None
     settled: bool = False
     """False while the trial is running or its result is not yet shown to the tracking store."""
+    attempts: Sequence[Mapping[str, Any]] = ()
+    """How earlier attempts at it ended, as runners.attempts writes them."""
     owner: str = ""
     """The driver that runs it or shows it to the tracking store."""
     started: float = 0.0
@@ -189,6 +192,11 @@ class Ledger:
         self._storage.set_trial_user_attr(self._ids[number], _RESULT, to_plain(result))
         self._put(dataclasses.replace(self._entries[number], result=result))
 
+    def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
+        """Store how all earlier attempts at a running trial ended."""
+        self._storage.set_trial_user_attr(self._ids[number], _ATTEMPTS, list(attempts))
+        self._put(dataclasses.replace(self._entries[number], attempts=tuple(attempts)))
+
     def settle(self, number: int, values: Sequence[float]) -> None:
         """Close a recorded trial; `values` are its objectives; one that is ok without any is closed as failed."""
         entry = self._entries[number]
@@ -249,6 +257,7 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         user_attrs={
             _BIRTH: birth,
             **({} if entry.result is None else {_RESULT: to_plain(entry.result)}),
+            **({_ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
             **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
         },
         system_attrs={},
@@ -268,4 +277,5 @@ def _entry(trial: FrozenTrial) -> Entry:
         result=None if result is None else result_from_plain(result),
         settled=trial.state.is_finished(),
         started=trial.datetime_start.timestamp() if trial.datetime_start else 0.0,
+        attempts=tuple(trial.user_attrs.get(_ATTEMPTS, ())),
     )

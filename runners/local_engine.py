@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runners.deaths import Death, OutOfMemoryKills, reap, resident_bytes
 from runners.dispatch import dispatch
 from runners.engine import AbstractEngine, AbstractSource, Ended, EngineError, Event, Interrupts, Job, Progressed
 from runners.worker import decode_event, encode
-from search_space.records import Reading, Status, TrialResult, to_plain
+from search_space.records import Metric, Reading, Status, TrialResult, to_plain
 
 GRACE_SECONDS = 10.0
 """How long after its own limit a trial may still answer before its worker is killed."""
@@ -42,6 +43,8 @@ class _Worker:
     sent: bool = False
     deadline: float = math.inf
     log_start: int = 0
+    held_bytes: int = 0
+    """Memory it held before its trial."""
     pending: bytes = b""
     curve: list[Reading] = field(default_factory=list)
 
@@ -62,6 +65,7 @@ class LocalEngine(AbstractEngine):
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
         self._count = 0
+        self._kills = OutOfMemoryKills()
 
     def drive(self, source: AbstractSource, interrupts: Interrupts) -> bool:
         return dispatch(self, source, interrupts)
@@ -104,6 +108,7 @@ class LocalEngine(AbstractEngine):
         for worker in list(self._workers):
             if time.monotonic() >= worker.deadline:
                 events.extend(self._overdue(worker))
+        self._kills.note()
         return events
 
     def stop(self) -> None:
@@ -138,12 +143,21 @@ class LocalEngine(AbstractEngine):
         worker.sent = True
         worker.log_start = worker.log.stat().st_size
         worker.since = time.monotonic()
+        worker.held_bytes = resident_bytes(worker.process.pid)
         worker.deadline = worker.since + job.spec.budget.max_seconds + GRACE_SECONDS
         message = {
             "spec": to_plain(job.spec),
             "data": str(self._data),
             "weights": str(job.weights.absolute()) if job.weights else "",
             "test": job.test,
+            "micro_batch_tokens": job.micro_batch_tokens,
+            "checkpoint": {
+                "folder": str(job.checkpoint.absolute()),
+                "every_tokens": job.checkpoint_tokens,
+                "most_bytes": job.checkpoint_bytes,
+            }
+            if job.checkpoint
+            else None,
         }
         self._write(worker, message)
 
@@ -179,18 +193,27 @@ class LocalEngine(AbstractEngine):
         return events
 
     def _died(self, worker: _Worker) -> list[Event]:
-        """The worker's pipe ended: its trial failed, or, before any trial, its start did."""
-        code = worker.process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return self._broken(worker, Status.FAILED, f"the worker process ended by {how} in mid-trial", how)
+        """The worker's pipe ended: its trial failed or was taken away, or, before any trial, its start failed."""
+        death = reap(worker.process)
+        # Nothing kills a worker but the kernel for want of memory, and who takes its machine away.
+        if death.code != -signal.SIGKILL:
+            return self._broken(worker, Status.FAILED, f"the worker process ended by {death.how} in mid-trial", death)
+        if self._kills.struck():
+            reason = f"the kernel ended the worker process for want of memory ({death.how})"
+            return self._broken(worker, Status.OUT_OF_MEMORY, reason, death)
+        return self._broken(
+            worker, Status.PREEMPTED, f"the worker process was ended by {death.how} in mid-trial", death
+        )
 
     def _overdue(self, worker: _Worker) -> list[Event]:
-        seconds = time.monotonic() - worker.since
         limit = worker.job.spec.budget.max_seconds if worker.job else 0.0
-        reason = f"no answer {GRACE_SECONDS:g} s after the limit of {limit:g} s (budget.max_seconds); killed"
-        return self._broken(worker, Status.TIMED_OUT, reason, f"no sign of life after {seconds:.0f} s")
+        where = "" if worker.curve else " before its first reading"
+        reason = f"no answer{where} {GRACE_SECONDS:g} s after the limit of {limit:g} s (budget.max_seconds); killed"
+        worker.process.kill()
+        silent = f"no sign of life after {time.monotonic() - worker.since:.0f} s"
+        return self._broken(worker, Status.TIMED_OUT, reason, replace(reap(worker.process), how=silent))
 
-    def _broken(self, worker: _Worker, status: Status, reason: str, how: str) -> list[Event]:
+    def _broken(self, worker: _Worker, status: Status, reason: str, death: Death) -> list[Event]:
         job, sent, curve = worker.job, worker.sent, tuple(worker.curve)
         self._remove(worker)
         if job is None:
@@ -201,6 +224,7 @@ class LocalEngine(AbstractEngine):
                 status=status,
                 reason=reason,
                 last_lines=lines,
+                metrics={Metric.PEAK_BYTES: float(max(death.peak_bytes - worker.held_bytes, 0))},
                 curve=curve,
                 tokens=curve[-1].tokens if curve else 0,
                 seconds=time.monotonic() - worker.since,
@@ -210,7 +234,7 @@ class LocalEngine(AbstractEngine):
         self._failed_starts += 1
         if self._failed_starts >= MOST_FAILED_STARTS:
             raise EngineError(
-                f"{self._failed_starts} worker processes in a row ended before their first trial ({how}); "
+                f"{self._failed_starts} worker processes in a row ended before their first trial ({death.how}); "
                 f"the last lines of {worker.log}:\n{lines}"
             )
         self.start(job)

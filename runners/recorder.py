@@ -90,6 +90,7 @@ class Recorder:
         self._open_search = open_search
         self._warn = warn
         self._wanted: dict[str, _Wanted] = {}
+        self._drops: dict[str, tuple[Shown, str]] = {}
         self._ended: list[Shown] = []
         self._notes: list[str] = []
         self._state = threading.Condition()
@@ -130,10 +131,14 @@ class Recorder:
             self._wanted.setdefault(trial.key, _Wanted(trial=trial, anew=trial.anew)).result = result
             self._state.notify()
 
-    def preempt(self, trial: Shown, why: str) -> None:
-        """Mark a trial that was cut off and will be run again."""
-        reason = f"cut off by {why}; the same command runs it again"
+    def preempt(self, trial: Shown, reason: str) -> None:
+        """Mark a trial that did not end and will be run again."""
         self.finish(trial, TrialResult(status=Status.PREEMPTED, reason=reason))
+
+    def drop_weights(self, trial: Shown, why: str) -> None:
+        """Delete the trained model of a trial that has ended."""
+        with self._state:
+            self._drops[trial.key] = (trial, why)
 
     def ended(self, stage: Stage) -> list[Shown]:
         """Trials of a stage whose end the store shows since this was last asked; raises what broke the thread."""
@@ -171,7 +176,7 @@ class Recorder:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-                if self._closing and (not self._wanted or time.monotonic() > self._give_up):
+                if self._closing and (not (self._wanted or self._drops) or time.monotonic() > self._give_up):
                     return
                 wanted = list(self._wanted.values())
             try:
@@ -220,6 +225,10 @@ class Recorder:
                 each.run = ""
         if failures:
             raise failures[0]
+        for key, (trial, why) in list(self._drops.items()):
+            if key not in self._wanted:
+                self._tracker.drop_weights(trial.number, trial.stage, trial.generation, why)
+                del self._drops[key]
 
     def _put_off(self, wanted: _Wanted) -> None:
         """Take a trial up from its beginning, after all others: one that cannot be written blocks no other."""

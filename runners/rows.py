@@ -90,6 +90,8 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     tags = {Tag.STATUS: str(result.status)}
     if result.reason:
         tags[Tag.REASON] = cut_tag(result.reason)
+    if result.remarks:
+        tags[Tag.REMARKS] = cut_tag("\n".join(result.remarks))
     if result.first_nonfinite_step:
         tags[Tag.FIRST_NONFINITE] = str(result.first_nonfinite_step)
     return tags

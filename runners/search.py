@@ -3,18 +3,21 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runners.attempts import CHECKPOINTS, Attempts, attempts_tag
 from runners.engine import AbstractSource, Interrupts, Job
 from runners.engines import open_engine
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
 from runners.ledger import Entry
+from runners.outcome import SearchOutcome
 from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
+from runners.quota import WHY_DELETED, Quota
 from runners.recorder import Recorder, Shown, short_name
 from runners.study import Proposed, Study, study_folder
 from runners.tasks import task_from_plain
@@ -30,31 +33,6 @@ _SECONDS = "assay.seconds"
 _NOTE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """Time between two looks at what other drivers of the search have stored."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOutcome:
-    """How a search stands when its driver returns."""
-
-    name: str
-    parent: str
-    """Id of the search's parent run."""
-    interrupted: str
-    """Name of the signal that ended it; empty when it ended by itself."""
-    ended: str
-    """Why no further trial was started."""
-    counts: Mapping[Status, int]
-    """Trials of the search stage by status, earlier sessions included."""
-    running: int
-    """Trials that were cut off; the same command runs them again."""
-    best_number: int
-    """-1 when no trial is ok."""
-    best_loss: float
-    finals: tuple[FinalOutcome, ...]
-    seconds: float
-    """Wall clock of this session."""
-    unshown: int = 0
-    """Ends that the tracking store does not show, because it could not be written."""
 
 
 def run_search(
@@ -142,6 +120,8 @@ class SearchSource(AbstractSource):
         self._progress = progress
         self._weights = folder / "weights"
         self._weights.mkdir(exist_ok=True)
+        self._attempts = Attempts(folder / CHECKPOINTS, Stage.SEARCH, self._experiment.engine, study.attempted)
+        self._quota = Quota(study, folder / CHECKPOINTS)
         self._left: deque[Proposed] = deque()
         self._taken_over: set[int] = set()
         self._next_look = 0.0
@@ -162,6 +142,7 @@ class SearchSource(AbstractSource):
         """Take over what an earlier driver left: trials to run again, ends that it did not live to show."""
         self._study.adopt()
         self._left.extend(self._study.running())
+        self._attempts.tidy(self._study.trials())
         self._show_ends(entry for entry in self._study.unshown())
 
     def _take_over(self, entries: Sequence[Entry]) -> None:
@@ -199,11 +180,16 @@ class SearchSource(AbstractSource):
         proposed = self._left.popleft() if self._left else self._propose()
         if proposed is None:
             return None
-        shown = replace(self._shown(self._study.trials()[proposed.number]), anew=True)
+        entry = self._study.trials()[proposed.number]
+        shown = self._shown(entry)
+        start = self._attempts.start(entry, weights=shown.weights, test=False)
+        shown = replace(shown, anew=not start.began)
         self._active[proposed.number] = shown
         self._recorder.begin(shown)
+        for reading in start.curve:
+            self._recorder.reading(shown, reading)
         self.show()
-        return Job(key=proposed.number, spec=proposed.spec, weights=shown.weights)
+        return start.job
 
     def report(self, key: int, reading: Reading) -> bool:
         return self._study.report(key, reading)
@@ -212,8 +198,18 @@ class SearchSource(AbstractSource):
         self._recorder.reading(self._active[key], reading)
 
     def finish(self, key: int, result: TrialResult) -> None:
-        self._study.record(key, result)
-        self._recorder.finish(self._active.pop(key), result)
+        shown = self._active.pop(key)
+        ended = self._attempts.end(self._study.trials()[key], result)
+        if ended is None:
+            again = self._study.trials()[key]
+            self._progress.note(f"trial {key} is run again: {result.status}: {result.reason}")
+            self._recorder.preempt(shown, f"{result.reason}; it is run again")
+            self._left.appendleft(self._study.proposed(again))
+            return
+        self._study.record(key, ended)
+        self._recorder.finish(shown, ended)
+        for other in self._quota.admit(self._study.trials()[key], shown.weights):
+            self._recorder.drop_weights(self._shown(other), WHY_DELETED)
         self._count(self._study.trials()[key])
         self._ended_here += 1
         self.show()
@@ -232,7 +228,7 @@ class SearchSource(AbstractSource):
     def cut_off(self, why: str) -> None:
         """Mark what still runs as preempted; it stays in the study to be run again."""
         for shown in self._active.values():
-            self._recorder.preempt(shown, why)
+            self._recorder.preempt(shown, f"cut off by {why}; the same command runs it again")
 
     def note_down(self) -> None:
         """Store how long the search has run in all."""
@@ -284,7 +280,7 @@ class SearchSource(AbstractSource):
             spec=entry.spec,
             resolved=resolved,
             name=f"{entry.number:03d} {short_name(resolved)}",
-            tags={Tag.BASELINE: "true"} if entry.marks.get("baseline") else {},
+            tags={**({Tag.BASELINE: "true"} if entry.marks.get("baseline") else {}), **attempts_tag(entry)},
             weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
             started=entry.started,
             taken_over=entry.number in self._taken_over,

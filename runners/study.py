@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, resolve
 from runners.crew import Crew
 from runners.feasibility import Foresight, Vetted, no_veto
+from runners.finding import Finder
 from runners.generations import StudyMismatch, generation_of, study_name
 from runners.history import Fate, Told, select, shown
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
 from runners.pruning import make_pruner, observe_all
 from runners.samplers import make_sampler
+from runners.stopwatch import Stopwatch
 from runners.telling import (
     as_resolved,
     as_told,
@@ -35,12 +36,12 @@ from runners.telling import (
     others_at,
     speed_of,
 )
-from search_space.canon import canonical_json, digest, seed_from
+from search_space.canon import seed_from
 from search_space.domains import Scalar
 from search_space.errors import UserError
 from search_space.places import file_name
 from search_space.records import Reading, Seeds, TrialResult, TrialSpec
-from search_space.space import enumerate_all, searched, size
+from search_space.space import searched
 
 if TYPE_CHECKING:
     from runners.tasks.data import TaskShape
@@ -48,11 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Proposed", "Study", "StudyBusy", "StudyMismatch", "study_folder"]
 
-MOST_DRAWS = 2000
-"""Draws for one trial before the search gives up finding a new legal point."""
-DRAWS_BEFORE_COUNTING = 200
-MOST_COUNTED = 100_000
-"""A finite space of at most so many points is gone through before it is called used up."""
 _FINGERPRINT = "assay.fingerprint"
 
 
@@ -100,17 +96,16 @@ class Study:
         self._foresight = Foresight(experiment.space, experiment.search.seed)
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
-        self._refused: dict[str, str] = {}
         self._told: dict[int, Told] = {}
         self._shape: TaskShape | None = None
         self._fingerprint = ""
-        self._points: set[str] = set()
-        self._candidates: set[str] = set()
+        folder = study_folder(storage.url, experiment.name)
+        self._stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits)
+        self._finder = Finder(experiment.space, self._resolve, self._stopwatch.check)
         for entry in self._ledger.entries():
             self._mirror(entry)
         self.copied = sum(entry.generation != generation for entry in self._ledger.entries())
         """Trials that came from earlier generations."""
-        folder = study_folder(storage.url, experiment.name)
         self.crew = Crew(self._ledger, turns_of(storage, experiment.name, folder))
 
     @classmethod
@@ -213,8 +208,7 @@ class Study:
     def _mirror(self, entry: Entry) -> None:
         """Know the point as tried, and show the pruner what is stored of the trial."""
         self._observe(entry)
-        self._points.add(canonical_json(dict(entry.point)))
-        self._candidates.add(digest(entry.spec.candidate))
+        self._finder.know(entry.point, entry.spec.candidate)
 
     def propose(self, most: float = math.inf) -> Proposed | None:
         """The next trial, stored as running; None when there is none, and `ended` says why.
@@ -235,10 +229,12 @@ class Study:
         history = self._history()
         seen = history if self._sampler.sees_all else select(history)
         veto = no_veto if self._sampler.ends else self._foresight.veto(number, select(history))
-        found, redraws = self._find(Vetted(self._sampler.draws(number, seen), veto))
+        draws = Vetted(self._sampler.draws(number, seen), veto)
+        found, redraws = self._finder.find(draws, ends=self._sampler.ends)
         if found is None:
+            self.ended = self._finder.ended
             return None
-        return self._store(found, {"redraws": redraws, "history": shown(seen), "drawn": True})
+        return self._store(*found, {"redraws": redraws, "history": shown(seen), "drawn": True})
 
     def report(self, number: int, reading: Reading) -> bool:
         """Take a reading; False when the trial is to be pruned."""
@@ -254,6 +250,10 @@ class Study:
         """Store how a trial ended; it stays unsettled until `settle`."""
         self._ledger.record(number, result)
         self._observe(self._ledger[number])
+
+    def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
+        """Store how all earlier attempts at a trial that is to be run again ended."""
+        self._ledger.attempted(number, attempts)
 
     def settle(self, number: int) -> None:
         """Close a recorded trial; from now on the sampler learns from it."""
@@ -291,57 +291,9 @@ class Study:
             found.append(self._told[entry.number])
         return found
 
-    def _find(self, draws: Vetted) -> tuple[Resolved | None, dict[str, int]]:
-        """The first new legal point of the draws, and how many were refused for which reason."""
-        refused: Counter[str] = Counter()
-        count = size(self.experiment.space)
-        for point in draws:
-            resolved, reason = self._judge(point)
-            if resolved is not None:
-                return resolved, {**refused, **draws.counted()}
-            refused[reason] += 1
-            total = refused.total()
-            if total >= DRAWS_BEFORE_COUNTING and count <= MOST_COUNTED and not self._sampler.ends:
-                return self._find_any(refused, draws)
-            if total >= MOST_DRAWS and not self._sampler.ends:
-                last = self._refused.get(canonical_json(point), "")
-                self.ended = f"no new legal point in {total} draws ({dict(refused)}); the last: {last or 'known'}"
-                return None, dict(refused)
-        self.ended = self._used_up()
-        return None, dict(refused)
-
-    def _find_any(self, refused: Counter[str], draws: Vetted) -> tuple[Resolved | None, dict[str, int]]:
-        """Go through a finite space for a new legal point."""
-        for point in draws.rather(lambda: enumerate_all(self.experiment.space)):
-            resolved, _ = self._judge(point)
-            if resolved is not None:
-                return resolved, {**refused, **draws.counted(), "enumerated": 1}
-        self.ended = self._used_up()
-        return None, dict(refused)
-
-    def _used_up(self) -> str:
-        return f"every distinct legal point of the space was tried ({size(self.experiment.space):.0f} points in all)"
-
-    def _judge(self, point: Mapping[str, Scalar]) -> tuple[Resolved | None, str]:
-        """The resolved point, or None and the reason against it."""
-        key = canonical_json(dict(point))
-        if key in self._points:
-            return None, "duplicate"
-        if key in self._refused:
-            return None, "infeasible" if self._refused[key] else "duplicate"
-        try:
-            resolved = resolve(point, self.experiment, self.shape)
-        except InfeasibleArchitecture as error:
-            self._refuse(key, str(error))
-            return None, "infeasible"
-        if digest(self._spec(resolved).candidate) in self._candidates:
-            self._refuse(key, "")
-            return None, "duplicate"
-        return resolved, ""
-
-    def _refuse(self, key: str, why: str) -> None:
-        if len(self._refused) < MOST_COUNTED:
-            self._refused[key] = why
+    def _resolve(self, point: Mapping[str, Scalar]) -> tuple[Resolved, TrialSpec]:
+        resolved = resolve(point, self.experiment, self.shape)
+        return resolved, self._spec(resolved)
 
     def _spec(self, resolved: Resolved) -> TrialSpec:
         seed = self.experiment.search.seed
@@ -350,13 +302,13 @@ class Study:
 
     def _store_baseline(self) -> Proposed:
         try:
-            resolved = resolve(self.experiment.baseline, self.experiment, self.shape)
+            resolved, spec = self._resolve(self.experiment.baseline)
+            self._stopwatch.check(spec)
         except InfeasibleArchitecture as error:
             raise UserError(f"baseline: cannot be trained under this experiment: {error}") from error
-        return self._store(resolved, {"redraws": {}, "drawn": False, "baseline": True})
+        return self._store(resolved, spec, {"redraws": {}, "drawn": False, "baseline": True})
 
-    def _store(self, resolved: Resolved, marks: Mapping[str, Any]) -> Proposed:
-        spec = self._spec(resolved)
+    def _store(self, resolved: Resolved, spec: TrialSpec, marks: Mapping[str, Any]) -> Proposed:
         entry = Entry(
             number=len(self._ledger),
             generation=self.generation,
@@ -364,12 +316,11 @@ class Study:
             point=resolved.flat,
             arch_id=resolved.arch_id,
             cost=dataclasses.asdict(resolved.cost),
-            marks={**marks, **self._pruner.marks(len(self._ledger))},
+            marks={**marks, **self._pruner.marks(len(self._ledger)), **self._stopwatch.marks(spec)},
             owner=self.crew.me,
         )
         self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
-        self._points.add(canonical_json(dict(resolved.flat)))
-        self._candidates.add(digest(spec.candidate))
+        self._finder.know(resolved.flat, spec.candidate)
         return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)
 
 

@@ -203,6 +203,13 @@ class Tracker:
         if result.status != Status.PREEMPTED:
             self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
 
+    def drop_weights(self, number: int, stage: Stage, generation: int, why: str) -> None:
+        """Delete the trained model of a trial that has ended, and say so in a tag."""
+        run = self._known.get(f"{self._name}/{generation}/{stage}/{number}")
+        if run is not None:
+            ArtifactWriter(self.client, self.place, run).remove(Artifact.MODEL)
+            write(lambda: self.client.set_tag(run.info.run_id, Tag.WEIGHTS, why))
+
     def flush(self) -> None:
         """Send everything queued; each run is tried although another one fails, whose error is then raised."""
         with ExitStack() as each:

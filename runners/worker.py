@@ -72,6 +72,7 @@ def _listen(channel: socket.socket, commands: "SimpleQueue[dict[str, Any]]") -> 
 def _serve(commands: "SimpleQueue[dict[str, Any]]", send: Callable[[dict[str, Any]], None]) -> None:
     import torch
 
+    from runners.checkpoints import Checkpointing
     from runners.tasks.data import TaskData
     from runners.train import run_trial
 
@@ -86,12 +87,15 @@ def _serve(commands: "SimpleQueue[dict[str, Any]]", send: Callable[[dict[str, An
             send({"reading": to_plain(reading)})
             return bool(commands.get()["go_on"])
 
+        kept = job["checkpoint"]
         result = run_trial(
             spec_from_plain(job["spec"]),
             data[job["data"]],
             report,
             weights=Path(job["weights"]) if job["weights"] else None,
             test=job["test"],
+            checkpoint=Checkpointing(**{**kept, "folder": Path(kept["folder"])}) if kept else None,
+            micro_batch_tokens=job["micro_batch_tokens"],
         )
         send({"result": to_plain(result)})
 

@@ -28,7 +28,9 @@ def write_candidate(point: Mapping[str, Scalar], plain: Mapping[str, Any], *, na
         "engine": _engine(plain["engine"]),
     }
     if plain["limits"]:
-        written["limits"] = {limit: int(value) for limit, value in plain["limits"].items()}
+        written["limits"] = {
+            name: int(limit) if limit == int(limit) else limit for name, limit in plain["limits"].items()
+        }
     if plain["blocks"]:
         written["blocks"] = plain["blocks"]
     return HEADER + yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

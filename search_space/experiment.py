@@ -108,7 +108,7 @@ class Experiment:
             "space": space_to_plain(self.space),
             "full": space_to_plain(self.full),
             "size": {self.size.measure: self.size.value} if isinstance(self.size, SizeTarget) else {},
-            "limits": _finite(dataclasses.asdict(self.limits)),
+            "limits": self.limits.plain(),
             "task": json.loads(json.dumps(self.task)),
             "budget": dataclasses.asdict(self.budget),
             "objectives": list(self.objectives),

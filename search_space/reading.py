@@ -171,8 +171,12 @@ def _without_width(model: Mapping[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 def _limits(top: Section) -> Limits:
     names = ("max_params", "max_flops_per_token", "max_state_bytes")
-    section = top.section("limits", names)
-    return Limits(**{name: float(section.take(name, values.count(), 0)) or math.inf for name in names})
+    section = top.section("limits", (*names, "max_latency_ms", "min_tokens_per_second"))
+    return Limits(
+        **{name: float(section.take(name, values.count(), 0)) or math.inf for name in names},
+        max_latency_ms=section.take("max_latency_ms", values.real(above=True), math.inf),
+        min_tokens_per_second=section.take("min_tokens_per_second", values.real(above=True), 0.0),
+    )
 
 
 def _engine(top: Section) -> EngineSpec:

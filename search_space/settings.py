@@ -48,6 +48,14 @@ class Limits:
     max_flops_per_token: float = math.inf
     max_state_bytes: float = math.inf
     """Bytes of decoding state after a sequence of the training length."""
+    max_latency_ms: float = math.inf
+    """Of one forward pass over one sequence, measured on the device before training."""
+    min_tokens_per_second: float = 0.0
+    """Of forward and backward passes over micro-batches, measured on the device before training; 0 sets no limit."""
+
+    def plain(self) -> dict[str, float]:
+        """The limits that are set."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value and math.isfinite(value)}
 
 
 @dataclass(frozen=True, kw_only=True)

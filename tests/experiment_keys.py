@@ -98,6 +98,10 @@ KEYS = {
     "limits.max_state_bytes": Key(
         "decoding state after a sequence of the training length", "64KiB", default="no limit"
     ),
+    "limits.max_latency_ms": Key(
+        "milliseconds of a forward pass over one sequence, measured before a candidate trains", "20", default="no limit"
+    ),
+    "limits.min_tokens_per_second": Key("of forward and backward passes, measured likewise", "500", default="no limit"),
     "blocks": Key("your own block modules, beside the file or on PYTHONPATH", "json", "one or more modules", "none"),
     "max_hours": Key("the search proposes nothing after so long", "1.5", default="no limit"),
     "max_tokens": Key("or after so many training tokens of all trials", "50M", default="no limit"),

@@ -134,9 +134,9 @@ def task_rows(task: type) -> list[str]:
 
 
 def space_example(node: domains.Domain | OneOf) -> Any:
-    """A narrowing that the node takes: the first options, or a part of its range."""
+    """A narrowing that the node takes: the default variant, the first options, or a part of its range."""
     if isinstance(node, OneOf):
-        return list(node.variants)[:2]
+        return [node.default]
     if isinstance(node, domains.Choice):
         return list(node.options[:2])
     low = node.default
@@ -163,9 +163,7 @@ def space_rows(path: str, node: domains.Domain | OneOf | Space) -> list[str]:
     example = yaml.safe_dump(space_example(node), default_flow_style=True, sort_keys=False).split("\n...")[0].strip()
     if isinstance(node, OneOf):
         family = path.removeprefix("model.")
-        where = (
-            f"[{len(node.variants)} variants](blocks.md)" if path != family else f"one of {', '.join(node.variants)}"
-        )
+        where = "[its variants](blocks.md)" if path != family else f"one of {', '.join(node.variants)}"
         lines = [f"| `{path}` | {where} | {node.default} | {fixed} | `{example}` | {node.help} |"]
         inner = [line for kind, space in node.variants.items() for line in space_rows(join(path, kind), space)]
         return lines + (inner if path == family else [])

@@ -47,10 +47,15 @@ def test_readme_names_every_command_and_preset() -> None:
         assert f"`{preset}`" in README or preset.startswith("findings/")
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("document", PAGES)
 def test_links_lead_somewhere(document: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text()):
-        assert "://" in target or (ROOT / target).exists(), f"{document} links to {target}, which does not exist"
+    folder = (ROOT / document).parent
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+)\)", prose):
+        assert "://" in target or (folder / target).exists(), f"{document} links to {target}, which does not exist"
 
 
 @pytest.fixture

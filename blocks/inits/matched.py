@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blocks.families import RESIDUAL_OUTPUTS, AbstractInit, Dims, Role, Trait
+from blocks.families import RESIDUAL_OUTPUTS, AbstractInit, Dims, Direction, Role, Trait
 from blocks.init import TABLES
 from blocks.inits.draws import normal
 from blocks.placements.scaled import deepnorm_constants
@@ -34,19 +34,29 @@ class TFixup(AbstractInit):
 
     kind: ClassVar[str] = "t_fixup"
     paper: ClassVar[str] = (
-        "Improving Transformer Optimization Through Better Initialization, Huang et al. 2020 (ICML), section 3.2, the "
-        "rule for layers without cross-attention"
+        "Improving Transformer Optimization Through Better Initialization, Huang et al. 2020 (ICML), section 3.2; "
+        "0.67 x layers^-1/4 as for its encoder where no source is read, (9 x layers)^-1/4 for decoders that read one"
     )
     proof: ClassVar[str] = "test_every_matrix_has_the_standard_deviation_of_its_rule"
     reference: ClassVar[str] = "the published deviations, by role in the test"
     needs: ClassVar[frozenset[Trait]] = frozenset({Trait.NO_NORM})
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
-        scaled = role in BRANCH_VALUES | TABLES
-        return xavier(role, fan_in, fan_out) * (0.67 * layers**-0.25 if scaled else 1.0)
+        return xavier(role, fan_in, fan_out) * (0.67 * layers**-0.25 if role in BRANCH_VALUES | TABLES else 1.0)
+
+    def for_side(self, dims: Dims) -> AbstractInit:
+        return TFixupDecoder() if dims.direction == Direction.CAUSAL else self
 
     def fill(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
         normal(weight, std, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TFixupDecoder(TFixup):
+    """The rule for decoders that read a source, and for the embedding; no rule by itself."""
+
+    def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
+        return xavier(role, fan_in, fan_out) * ((9 * layers) ** -0.25 if role in BRANCH_VALUES | TABLES else 1.0)
 
 
 @register

@@ -50,8 +50,8 @@ class Mup(AbstractInit):
         "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer, Yang et al. 2022, "
         "tables 8 and 9, arXiv:2203.03466"
     )
-    proof: ClassVar[str] = "test_numbers_from_32_to_256_are_those_of_the_mup_package"
-    reference: ClassVar[str] = "the numbers that the package mup gives"
+    proof: ClassVar[str] = "test_learning_rates_and_the_readout_are_those_of_mup"
+    reference: ClassVar[str] = "mup MuAdam and MuReadout"
 
     base_width: int = choice(32, 64, 128, 256, default=64, help="the d_model at which learning rates are as given")
 

@@ -45,8 +45,8 @@ class BigBird(AbstractMixer):
 
     kind: ClassVar[str] = "bigbird"
     paper: ClassVar[str] = "Big Bird: Transformers for Longer Sequences, Zaheer et al. 2020, arXiv:2007.14062"
-    proof: ClassVar[str] = "test_bigbird_is_softmax_under_its_pattern"
-    reference: ClassVar[str] = "softmax attention under a dense mask"
+    proof: ClassVar[str] = "test_bigbird_equals_transformers_under_their_draw"
+    reference: ClassVar[str] = "transformers BigBirdBlockSparseAttention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     directions: ClassVar[frozenset[Direction]] = BOTH_DIRECTIONS
     value_projection: ClassVar[bool] = True

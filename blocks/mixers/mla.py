@@ -140,6 +140,7 @@ class Mla(AbstractMixer):
     reference: ClassVar[str] = "transformers DeepseekV3Attention"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """Rotation and scaling reach the decoupled channels alone: on the latent they would forbid absorption."""
+    weighs_values: ClassVar[bool] = True
 
     heads: int = choice(1, 2, 4, 8, default=4, help="query heads; the cache does not grow with them")
     head_dim: int = attention.head_dim_field()

@@ -1,4 +1,4 @@
-"""Norms with next to no parameters, or with no statistics: scalenorm and dyt."""
+"""Norms with next to no parameters, or with no statistics: scalenorm, dyt and derf."""
 
 import math
 from dataclasses import dataclass
@@ -40,6 +40,21 @@ class DynamicTanh(nn.Module):
         return self.gain.to(x.dtype) * torch.tanh(self.alpha.to(x.dtype) * x) + self.bias.to(x.dtype)
 
 
+class DynamicErf(nn.Module):
+    """gain x erf(alpha x + shift) + bias, channel by channel, with one shift for all, 0 at the start."""
+
+    def __init__(self, width: int, alpha: float) -> None:
+        super().__init__()
+        self.alpha = mark(nn.Parameter(torch.full((1,), alpha)), Role.SCALAR)
+        self.shift = mark(nn.Parameter(torch.zeros(1)), Role.SCALAR)
+        self.gain = mark(nn.Parameter(torch.ones(width)), Role.GAIN)
+        self.bias = mark(nn.Parameter(torch.zeros(width)), Role.BIAS)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        bounded = torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype))
+        return self.gain.to(x.dtype) * bounded + self.bias.to(x.dtype)
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
 class ScaleNormConfig(AbstractNorm):
@@ -68,3 +83,19 @@ class DynamicTanhConfig(AbstractNorm):
 
     def build(self, width: int) -> nn.Module:
         return DynamicTanh(width, self.alpha)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DynamicErfConfig(AbstractNorm):
+    """No statistics at all: the error function of each channel times a learned slope plus a learned shift."""
+
+    kind: ClassVar[str] = "derf"
+    paper: ClassVar[str] = "Stronger Normalization-Free Transformers, Chen et al. 2025, eq. 10, arXiv:2512.10938"
+    proof: ClassVar[str] = "test_derf_is_the_error_function_of_a_line"
+    reference: ClassVar[str] = "its published formula, by the standard library's erf"
+
+    alpha: float = choice(0.2, 0.5, 1.0, default=0.5, help="first value of the slope inside the error function")
+
+    def build(self, width: int) -> nn.Module:
+        return DynamicErf(width, self.alpha)

@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm. Each states its own epsilon: torch's defaults differ between norms and dtypes."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,15 +39,22 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean square + eps) x gain, which may be missing."""
+    """x / sqrt(mean square + eps) x gain, which may be missing; the mean may be of the first channels only."""
 
-    def __init__(self, width: int, *, gain: bool = True) -> None:
+    def __init__(self, width: int, *, gain: bool = True, share: float = 1.0) -> None:
         super().__init__()
         self.width = width
+        self.first = math.ceil(share * width)
         self.gain = _gain(width, gain)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return F.rms_norm(x, (self.width,), _in(x.dtype, self.gain), RMSNORM_EPS)
+        gain = _in(x.dtype, self.gain)
+        if self.first == self.width:
+            return F.rms_norm(x, (self.width,), gain, RMSNORM_EPS)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = wide[..., : self.first].square().mean(-1, keepdim=True)
+        y = (wide * torch.rsqrt(mean + RMSNORM_EPS)).to(x.dtype)
+        return y if gain is None else y * gain
 
 
 @register
@@ -84,5 +92,15 @@ class RMSNormConfig(AbstractNorm):
         True, False, default=True, opt_in=True, neutral=True, help="whether each channel has a learned gain"
     )
 
+    share: float = choice(
+        1.0,
+        0.25,
+        0.0625,
+        default=1.0,
+        opt_in=True,
+        neutral=1.0,
+        help="share of the channels, the first ones, whose mean square is taken (pRMSNorm, section 4.2)",
+    )
+
     def build(self, width: int) -> nn.Module:
-        return RMSNorm(width, gain=self.gain)
+        return RMSNorm(width, gain=self.gain, share=self.share)

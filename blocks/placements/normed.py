@@ -134,6 +134,9 @@ class Parallel(AbstractPlacement):
 
     norms: int = choice(1, 2, default=1, opt_in=True, neutral=1, help="whether both read one norm or each its own")
 
+    def without_ffn(self) -> AbstractPlacement:
+        return Pre()
+
     def build(
         self,
         dims: Dims,

@@ -5,9 +5,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from blocks.families import AbstractNorm, Dims, Direction, Trait
+from blocks.families import AbstractNorm, AbstractPlacement, Dims, Direction, Trait
 from blocks.multipliers import Multiply
 from blocks.placements.branches import AbstractEvenPlacement, Around, Gain, Shift
+from blocks.placements.normed import Pre
 from blocks.registry import register
 from search_space.domains import choice
 
@@ -54,6 +55,9 @@ class LnScaling(AbstractEvenPlacement):
 
     def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply((layer + 1) ** -0.5)))
+
+    def canonical(self, dims: Dims) -> AbstractPlacement:
+        return self if dims.layers > 1 else Pre()
 
 
 @register

@@ -179,6 +179,9 @@ class Macaron(AbstractPlacement):
     final_norm: ClassVar[bool] = True
     ffns: ClassVar[int] = 2
 
+    def without_ffn(self) -> AbstractPlacement:
+        return Pre()
+
     def build(
         self,
         dims: Dims,

@@ -114,10 +114,11 @@ def test_a_table_is_exact_within_its_length_and_stretches_linearly_past_it() -> 
 
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 2), (2, 3), (9, 10), (9, 33), (64, 100)])
-def test_resizing_equals_torch_interpolate(rows: int, length: int) -> None:
+def test_resizing_equals_torch_interpolate(compared: Compare, rows: int, length: int) -> None:
     table = draw(rows, D)
     expected = nn.functional.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
-    torch.testing.assert_close(resized(table, length), expected, rtol=1e-6, atol=1e-6)
+    ours = resized(table, length)
+    compared("position.learned_interp", "torch nn.functional.interpolate", ours, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_resized_row_depends_on_the_length_so_decoding_past_the_table_is_refused(small: Make) -> None:

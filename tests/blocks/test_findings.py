@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from blocks.diagnostics import diagnose, order_effect, position_r2
-from blocks.findings import unread, warnings_of, warnings_of_growth
+from blocks.families import Role
+from blocks.findings import unread, warnings_of, warnings_of_growth, warnings_of_updates
 from blocks.model import DecoderLM, ModelConfig
 
 Make = Callable[..., ModelConfig]
@@ -88,14 +89,19 @@ def vanishing_gradient(model: DecoderLM) -> None:
     ("plant", "said"),
     [
         (sinks, "layer 2: 3 of 4 heads attend only to token 1"),
-        (hard_heads, "layer 2: 4 of 4 heads look at a single token each"),
-        (repeated_heads, "layer 1: 2 of 4 heads have the map of another head"),
-        (collapse, "layer 1: representations use 0.0 of 32 dimensions; tokens look nearly alike"),
-        (growth, "the residual stream grows"),
-        (dead_units, "layer 2: 50% of the FFN's units never fire"),
-        (large_logits, "logits reach"),
-        (blocked_gradient, "layer 1: the query weights get no gradient"),
-        (vanishing_gradient, "the gradient of layer 2 is"),
+        *(
+            pytest.param(*fault, marks=pytest.mark.slow)
+            for fault in (
+                (hard_heads, "layer 2: 4 of 4 heads look at a single token each"),
+                (repeated_heads, "layer 1: 2 of 4 heads have the map of another head"),
+                (collapse, "layer 1: representations use 0.0 of 32 dimensions; tokens look nearly alike"),
+                (growth, "the residual stream grows"),
+                (dead_units, "layer 2: 50% of the FFN's units never fire"),
+                (large_logits, "logits reach"),
+                (blocked_gradient, "layer 1: the query weights get no gradient"),
+                (vanishing_gradient, "the gradient of layer 2 is"),
+            )
+        ),
     ],
 )
 def test_a_planted_fault_is_named_and_a_sound_model_is_not(
@@ -111,7 +117,7 @@ def test_a_planted_fault_is_named_and_a_sound_model_is_not(
 def test_a_model_blind_to_order_is_told_from_one_that_sees_it(small: Make) -> None:
     blind, seeing = (sound(small, {"position.kind": position, "layers": 1}) for position in ("none", "rotary"))
     assert words(blind) == [
-        "the order of earlier tokens does not reach the prediction; give the model a position scheme"
+        "the order of earlier tokens does not reach the prediction: mixers see no places, or add hardly anything"
     ]
     assert words(seeing) == []
     assert diagnose(blind, TOKENS).order_effect < 1e-5 < 1e-2 < diagnose(seeing, TOKENS).order_effect
@@ -120,6 +126,7 @@ def test_a_model_blind_to_order_is_told_from_one_that_sees_it(small: Make) -> No
     assert math.isnan(order_effect(seeing, TOKENS[:, :2], logits))
 
 
+@pytest.mark.slow
 def test_growth_of_logits_in_training_is_named(small: Make) -> None:
     model = sound(small)
     before = diagnose(model, TOKENS)
@@ -137,10 +144,11 @@ def test_mixers_without_weights_are_named_and_diagnosed_all_the_same(small: Make
     diagnosis = diagnose(config.build(seed=0), TOKENS, targets=TARGETS)
     assert all(layer.rms > 0 and layer.rank > 0 for layer in diagnosis.layers)
     assert unread(diagnosis, [mixer.kind for mixer in config.layer_mixers()]) == [
-        "layers 1, 2: mamba2 has no attention weights to read"
+        "layers 1, 2: no attention weights can be read off mamba2"
     ]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_stay_out_of_the_way(small: Make) -> None:
     model = sound(small)
     with torch.no_grad():
@@ -159,6 +167,29 @@ def test_the_position_probe_does_not_fail_by_fitting_too_few_rows() -> None:
     assert position_r2(noise) > 0.9
 
 
+@pytest.mark.slow
 def test_a_loss_that_counts_nothing_has_no_gradient(small: Make) -> None:
     gradients = diagnose(sound(small), TOKENS, targets=torch.full_like(TARGETS, -100)).gradients
     assert set(gradients.values()) == {0.0}
+
+
+def test_steps_are_judged_by_matrices_and_told_in_one_sentence() -> None:
+    ratios = {("layer 1", Role.QUERY): 0.2, ("layer 2", Role.KEY): 0.5, ("layer 1", Role.BIAS): 90.0}
+    assert warnings_of_updates(ratios) == [
+        "layer 2: one step moved the key weights by 50% (1 more too far); lower the learning rate"
+    ]
+    assert warnings_of_updates({("layer 1", Role.QUERY): 0.01, ("layer 1", Role.GAIN): 0.0}) == []
+    assert warnings_of_updates({("layer 1", Role.VALUE): 1e-7, ("layer 2", Role.FFN_IN): 1e-9}) == [
+        "layer 2: one step moved the ffn_in weights by 1.0e-09 of their size (1 more as little), hardly at all"
+    ]
+
+
+@pytest.mark.slow
+def test_weights_are_read_where_values_come_from_a_latent(small: Make) -> None:
+    model = small({"mixer.kind": "mla", "position.kind": "none", "layers": 1}).build(seed=0)
+    with torch.no_grad():
+        for project in (model.slots[0].mixer.query, model.slots[0].mixer.rotated_query):
+            project.weight.zero_()
+    (layer,) = diagnose(model, TOKENS).layers
+    uniform = float(torch.arange(1, 22, dtype=torch.float64).log().mean())
+    assert layer.entropy == pytest.approx([uniform] * 4, rel=1e-5)

@@ -1,24 +1,27 @@
 """Mixers with tokens that all see, and mixers for encoders: reductions, padding, other implementations."""
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 import torch
 from reference_table import Compare
 from small_mixers import CPU, DIMS, LENGTH, PLAIN, SMALL_SOFTMAX, SMALL_WINDOW, build, decode, draw, drawn
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LongformerConfig, NystromformerConfig
+from transformers import BigBirdConfig, LongformerConfig, NystromformerConfig
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
 from blocks.families import AbstractMixer, Context, Direction, InfeasibleArchitecture, MixerModule
-from blocks.mixers.bigbird import BigBird
+from blocks.mixers.bigbird import BigBird, BigBirdRule
 from blocks.mixers.heads import AttentionModule
 from blocks.mixers.linformer import Linformer, LinformerModule
 from blocks.mixers.longformer import Longformer, LongformerModule
 from blocks.mixers.nystrom import Nystrom, nystrom_attention, pseudo_inverse, shares
-from blocks.mixers.projections import join_heads, split_heads
+from blocks.mixers.projections import WeighedAttention, join_heads, split_heads
 from blocks.ops.attention import attention_weights, reference_attention, weighted_values
 from blocks.ops.patterns import blocks_in_view, random_blocks
 from blocks.ops.scores import masked_softmax, scaled_logits
@@ -220,6 +223,56 @@ def test_bigbird_is_softmax_under_its_pattern() -> None:
     seen = blocks_in_view(torch.tensor(random_blocks(16, 1, 4, 1, True)), LENGTH, LENGTH, 4, 1, True)
     mixed = weighted_values(masked_softmax(scaled_logits(q, k, 8**-0.5), seen), v)
     torch.testing.assert_close(module(x, PLAIN, Context()), join_heads(module, mixed))  # type: ignore[arg-type]
+
+
+def their_table(theirs: BigBirdBlockSparseAttention, n_blocks: int, drawn_blocks: int) -> Tensor:
+    """What BigBird of transformers sees beyond neighbours and the first block: its draw, and the last block.
+
+    There the last block is one of those that all see and that see all; only in training it draws at all.
+    """
+    length, heads = n_blocks * 4, theirs.num_attention_heads
+    plan, counts = theirs._get_rand_attn_plan(length, 4, drawn_blocks)
+    np.random.seed(theirs.seed)
+    draws = theirs._bigbird_block_rand_mask_with_head(length, length, 4, 4, heads, plan, counts)
+    table = torch.empty(heads, n_blocks, n_blocks, dtype=torch.int64)
+    for head, block in itertools.product(range(heads), range(n_blocks)):
+        inner = 0 < block < n_blocks - 1
+        drawn_here = draws[head][block - 1].tolist() if inner else []
+        assert not {0, n_blocks - 1, block - 1, block, block + 1}.intersection(drawn_here)
+        row = [*drawn_here, n_blocks - 1] if block < n_blocks - 1 else list(range(n_blocks))
+        table[head, block] = torch.tensor(row + [block] * (n_blocks - len(row)))
+    return table
+
+
+@pytest.mark.parametrize(("n_blocks", "drawn_blocks"), [(12, 1), (16, 2)])
+@pytest.mark.parametrize("padded", [0, 6])
+def test_bigbird_equals_transformers_under_their_draw(
+    compared: Compare, n_blocks: int, drawn_blocks: int, padded: int
+) -> None:
+    length = 4 * n_blocks
+    dims = dataclasses.replace(BOTH, d_model=32, max_len=length)
+    module = dataclasses.replace(BIGBIRD, kv_heads=4, queries_per_kv=1, drawn=drawn_blocks).build(dims)
+    drawn(module)
+    config = BigBirdConfig(
+        hidden_size=32, num_attention_heads=4, num_random_blocks=drawn_blocks, block_size=4, use_bias=False
+    )
+    theirs = BigBirdBlockSparseAttention(config, seed=3).train()
+    theirs.load_state_dict({f"{name}.weight": module.get_submodule(name).weight for name in ("query", "key", "value")})
+    assert isinstance(module, WeighedAttention)
+    assert isinstance(module.weigh, BigBirdRule)
+    module.weigh.table = their_table(theirs, n_blocks, drawn_blocks)
+    live = torch.arange(length)[None].expand(2, -1) < length - padded
+    blocked, band, from_mask, to_mask = BigBirdModel.create_masks_for_block_sparse_attn(live.float(), 4)
+    x = draw(2, length, 32)
+    mixed, _ = theirs(x, band, from_mask, to_mask, blocked, blocked)
+    compared(
+        "mixer.bigbird",
+        "transformers BigBirdBlockSparseAttention",
+        module(x, PLAIN, Context(live=live))[live],
+        module.out(mixed)[live],
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_linformer_with_a_row_per_place_is_softmax_attention() -> None:

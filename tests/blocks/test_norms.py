@@ -1,5 +1,6 @@
 """Norms: their invariances, and equality with the libraries that define them."""
 
+import math
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from blocks import registry
 from blocks.families import AbstractNorm
-from blocks.norms.light import DynamicTanh, ScaleNorm
+from blocks.norms.light import DynamicErf, DynamicTanh, ScaleNorm
 from blocks.norms.standard import LAYERNORM_EPS, RMSNORM_EPS, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig
 
 with warnings.catch_warnings():
@@ -129,3 +130,30 @@ def test_norms_keep_the_dtype_of_their_input(norm: type[torch.nn.Module]) -> Non
     x = sample().bfloat16()
     assert norm(64)(x).dtype == torch.bfloat16
     torch.testing.assert_close(norm(64)(x).float(), norm(64)(x.float()), rtol=2e-2, atol=2e-2)
+
+
+def test_derf_is_the_error_function_of_a_line() -> None:
+    norm, x = DynamicErf(64, 0.5).double(), sample()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
+    alpha, shift = norm.alpha.item(), norm.shift.item()
+    bounded = torch.tensor([math.erf(alpha * value + shift) for value in x.flatten().tolist()]).double().view_as(x)
+    torch.testing.assert_close(norm(x), norm.gain * bounded + norm.bias, rtol=1e-6, atol=1e-6)
+    fresh = DynamicErf(64, 0.5).double()
+    assert (fresh.alpha.item(), fresh.shift.item()) == (0.5, 0.0)
+    torch.testing.assert_close(fresh(1e-4 * x), 1e-4 * x * 0.5 * 2 / math.sqrt(math.pi), rtol=1e-4, atol=1e-9)
+
+
+def test_partial_rmsnorm_takes_the_mean_of_its_first_channels() -> None:
+    x = sample()
+    for share, first in ((0.25, 16), (0.0625, 4)):
+        norm = RMSNorm(64, share=share).double()
+        assert norm.first == first
+        torch.testing.assert_close(norm(x)[..., :first].square().mean(-1), torch.ones(2, 7).double(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(norm(x) / norm(x)[..., :1], x / x[..., :1])
+        torch.testing.assert_close(norm(4 * x), norm(x), rtol=1e-5, atol=1e-5)
+        other = x.clone()
+        other[..., first:] += 1
+        torch.testing.assert_close(norm(other)[..., :first], norm(x)[..., :first])
+    torch.testing.assert_close(RMSNorm(64, share=1.0)(x.float()), RMSNorm(64)(x.float()))

@@ -49,6 +49,20 @@ def test_weights_are_drawn_by_the_constants_of_their_side(small: Make) -> None:
     assert {(side, role) for side in ("encoder", "decoder") for role in (Role.QUERY, Role.VALUE, Role.FFN_OUT)} <= seen
 
 
+def test_t_fixup_scales_encoders_decoders_and_embeddings_as_published(small: Make) -> None:
+    model = two_sided(small, placement__kind="no_norm", init__kind="t_fixup", tied=False).build(seed=0)
+    for weight, factor in (
+        (model.encoder.layers[0].mixer.mixer.value.weight, 0.67 * N**-0.25),
+        (model.decoder.layers[0].sublayers[1].branch.value.weight, (9 * M) ** -0.25),
+        (model.decoder.layers[2].sublayers[2].branch.w_out.weight, (9 * M) ** -0.25),
+        (model.embedding, (9 * M) ** -0.25),
+        (model.encoder.layers[0].mixer.mixer.query.weight, 1.0),
+    ):
+        fan_in, fan_out = weight.fans
+        xavier = 64**-0.5 if weight is model.embedding else (2 / (fan_in + fan_out)) ** 0.5
+        assert float(weight.detach().std()) == pytest.approx(factor * xavier, rel=0.06)
+
+
 def test_rules_that_go_by_depth_go_by_that_of_the_side(small: Make) -> None:
     model = two_sided(small, init__kind="scaled_normal").build(seed=0)
     for side, layers in ((model.encoder, N), (model.decoder, M)):

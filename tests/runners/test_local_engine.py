@@ -124,8 +124,8 @@ def test_every_way_to_break_gets_its_own_class(
 ) -> None:
     monkeypatch.setattr(local_engine, "GRACE_SECONDS", 1.0)
     spec, _ = small
-    ways = {"exit": Status.FAILED, "kill": Status.FAILED, "hang": Status.TIMED_OUT, "memory": Status.OUT_OF_MEMORY}
-    jobs = [Job(key=k, spec=going_wrong(spec, way, 3.0)) for k, way in enumerate(ways)]
+    ways = {"exit": Status.FAILED, "kill": Status.PREEMPTED, "hang": Status.TIMED_OUT, "memory": Status.OUT_OF_MEMORY}
+    jobs = [Job(key=k, spec=going_wrong(spec, way, 8.0 if way == "hang" else 60.0)) for k, way in enumerate(ways)]
     results = run(engine, [*jobs, *(Job(key=10 + k, spec=spec) for k in range(3))])
     assert [results[key].status for key in range(len(ways))] == list(ways.values())
     assert "exit code 7" in results[0].reason
