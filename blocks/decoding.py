@@ -19,6 +19,8 @@ class Decoding:
     start: int
     following: State = field(default_factory=dict)
     values: Values | None = None
+    both_ways: bool = False
+    """Whether these are the tokens of a prefix, which all see each other."""
 
 
 class MixerSlot(nn.Module):
@@ -38,7 +40,11 @@ class MixerSlot(nn.Module):
             if isinstance(run, Context):
                 return self.mixer(self.premixer(x, position, run), position, run)
             for prefix, part in self._parts():
-                x, following = part.step(x, under(run.state, prefix), position, run.start)
+                own = under(run.state, prefix)
+                if run.both_ways and part is self.mixer:
+                    x, following = part.begin(x, own, position)
+                else:
+                    x, following = part.step(x, own, position, run.start)
                 run.following.update(prefixed(following, prefix))
             return x
 

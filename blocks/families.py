@@ -274,6 +274,15 @@ class MixerModule(nn.Module):
         """
         raise NotImplementedError
 
+    def begin(
+        self, x: Float[Tensor, "B T D"], state: State, position: PositionModule
+    ) -> tuple[Float[Tensor, "B T D"], State]:
+        """Outputs for the tokens of a prefix, which all see each other, and the state after them.
+
+        Only mixers that take a prefix can; `state` is that before the first token.
+        """
+        raise NotImplementedError
+
 
 class AbstractMixer:
     """How tokens exchange information."""

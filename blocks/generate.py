@@ -11,6 +11,7 @@ from blocks.encoder_decoder import EncoderDecoderLM
 from blocks.families import State
 from blocks.model import DecoderLM
 from blocks.ops.running_sum import running_sum
+from blocks.stacks import PrefixLM
 from search_space.canon import seed_from
 from search_space.errors import UserError
 
@@ -64,16 +65,43 @@ def generate(
 ) -> Generated:
     """Each prompt, continued by up to `new_tokens` tokens, or to the first `eos` of its row.
 
-    Prompts may differ in length. Every row has a random stream of its own: what it gets does not depend on the others.
+    Prompts may differ in length; a prefix model reads each as its prefix. Every row has a random stream of its own:
+    what it gets does not depend on the others.
     """
+    if isinstance(model, PrefixLM):
+        return _after_prefixes(model, prompts, new_tokens, sampling, eos, padding, seed)
     if not isinstance(model, DecoderLM):
         raise CannotGenerate(
             f"generate continues the text of a decoder; got a {type(model).__name__}, which has no decoding step of "
-            f"that kind; set model.stack to 'decoder', or use generate_target for an encoder-decoder"
+            f"that kind; set model.stack to 'decoder' or 'prefix_lm', or use generate_target for an encoder-decoder"
         )
     state = model.empty_state(len(prompts))
     rows = _Rows.of(prompts, new_tokens, model.config.max_len, padding, model.embedding.device)
     return _generate(model, model.step, state, rows, sampling, eos, seed)
+
+
+def _after_prefixes(
+    model: PrefixLM,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    sampling: Sampling,
+    eos: int | None,
+    padding: int,
+    seed: int,
+) -> Generated:
+    """Rows whose prefixes are equally long walk together: a prefix is read whole, in one call."""
+    rows = _Rows.of(prompts, new_tokens, model.config.max_len, padding, model.embedding.device)
+    tokens, ended = rows.tokens.clone(), rows.limit.clone()
+
+    def step(tokens: Tensor, state: State, start: int) -> tuple[Tensor, State]:
+        return model.step(tokens, state, start) if start else model.begin(tokens, state)
+
+    for length in sorted({len(prompt) for prompt in prompts}):
+        alike = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+        part = rows.some(alike, length)
+        made = _generate(model, step, model.empty_state(len(alike)), part, sampling, eos, seed)
+        tokens[alike, : made.tokens.shape[1]], ended[alike] = made.tokens, made.length
+    return Generated(tokens=tokens[:, : int(ended.max())], length=ended)
 
 
 def generate_target(
@@ -104,6 +132,8 @@ class _Rows:
     prompt: Tensor
     limit: Tensor
     shortest: int
+    names: Sequence[int]
+    """The number of each row, which its random stream goes by."""
 
     @classmethod
     def of(
@@ -122,7 +152,22 @@ class _Rows:
             tokens[row, : len(prompt)] = torch.tensor(prompt)
         prompt_lengths = torch.tensor(lengths, device=device)
         return cls(
-            tokens=tokens.to(device), prompt=prompt_lengths, limit=prompt_lengths + new_tokens, shortest=min(lengths)
+            tokens=tokens.to(device),
+            prompt=prompt_lengths,
+            limit=prompt_lengths + new_tokens,
+            shortest=min(lengths),
+            names=range(len(lengths)),
+        )
+
+    def some(self, alike: Sequence[int], length: int) -> "_Rows":
+        """Those of the rows, whose prompts all have this length."""
+        limit = self.limit[alike]
+        return _Rows(
+            tokens=self.tokens[alike, : int(limit.max())],
+            prompt=self.prompt[alike],
+            limit=limit,
+            shortest=length,
+            names=alike,
         )
 
 
@@ -131,7 +176,7 @@ def _generate(
 ) -> Generated:
     """All rows walk together; a row that is still inside its prompt takes the next token from there."""
     tokens, ended = rows.tokens.clone(), rows.limit.clone()
-    streams = [torch.Generator().manual_seed(seed_from(seed, f"row {row}")) for row in range(tokens.shape[0])]
+    streams = [torch.Generator().manual_seed(seed_from(seed, f"row {row}")) for row in rows.names]
     training = model.training
     model.eval()
     with torch.no_grad():

@@ -133,13 +133,15 @@ class AbstractLayers(nn.Module):
         x = self.residual(x, [functools.partial(call, *parts) for parts in self._running()])
         return x, torch.stack(losses).sum()
 
-    def step_layers(self, x: Float[Tensor, "B T D"], state: State, start: int) -> tuple[Float[Tensor, "B T D"], State]:
+    def step_layers(
+        self, x: Float[Tensor, "B T D"], state: State, start: int, both_ways: bool = False
+    ) -> tuple[Float[Tensor, "B T D"], State]:
         """The residual stream of T further tokens after all layers, and the state after them."""
         following: State = {}
 
         def call(layer: int, x: Tensor, values: Values | None) -> Tensor:
             block, position = self._running()[layer]
-            decoding = Decoding(state=under(state, f"layers.{layer}."), start=start, values=values)
+            decoding = Decoding(under(state, f"layers.{layer}."), start, values=values, both_ways=both_ways)
             y = block(x, position, decoding)
             following.update(prefixed(decoding.following, f"layers.{layer}."))
             return y
@@ -216,6 +218,14 @@ class AbstractTokenModel(AbstractLayers):
         )
         return self._logits(x), auxiliary
 
+    def further(
+        self, tokens: Int[Tensor, "B T"], state: State, start: int, both_ways: bool = False
+    ) -> tuple[Float[Tensor, "B T V"], State]:
+        """Logits of T further tokens, and the state after them; `both_ways`: they come first and see each other."""
+        x, placed = self.embedded_step(F.embedding(tokens, self.embedding), state, start)
+        x, following = self.step_layers(self.embedding_dropout(x), state, start, both_ways)
+        return self._logits(x), following | placed
+
     def _embed(self, tokens: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
         return self.embedding_dropout(self.embedded(F.embedding(tokens, self.embedding), 0, live))
 
@@ -247,9 +257,7 @@ class DecoderLM(AbstractTokenModel):
 
     def step(self, tokens: Int[Tensor, "B T"], state: State, start: int) -> tuple[Float[Tensor, "B T V"], State]:
         """Logits of T further tokens, the first at position `start`, and the state after them; equals the full pass."""
-        x, placed = self.embedded_step(F.embedding(tokens, self.embedding), state, start)
-        x, following = self.step_layers(self.embedding_dropout(x), state, start)
-        return self._logits(x), following | placed
+        return self.further(tokens, state, start)
 
 
 def _run_layer(

@@ -15,6 +15,7 @@ from blocks.families import (
     AbstractStack,
     Direction,
     InfeasibleArchitecture,
+    State,
 )
 from blocks.model import AbstractTokenModel, DecoderLM, ModelConfig
 from blocks.registry import register
@@ -53,6 +54,18 @@ class PrefixLM(AbstractTokenModel):
     ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, ""]]:
         """Logits of the token after each, and the sum of the auxiliary losses."""
         return self.whole(tokens, live=live, segments=None, prefix=prefix, checkpointing=checkpointing)
+
+    def empty_state(self, batch: int) -> State:
+        """The decoding state before the first token, for so many rows."""
+        return self.empty_layers(batch, self.embedding.device, self.embedding.dtype)
+
+    def begin(self, prefix: Int[Tensor, "B T"], state: State) -> tuple[Float[Tensor, "B T V"], State]:
+        """Logits of a whole prefix, which is seen in both directions, and the state after it; from the empty state."""
+        return self.further(prefix, state, 0, both_ways=True)
+
+    def step(self, tokens: Int[Tensor, "B T"], state: State, start: int) -> tuple[Float[Tensor, "B T V"], State]:
+        """Logits of T tokens after the prefix, the first at position `start`, and the state after them."""
+        return self.further(tokens, state, start)
 
 
 @register

@@ -208,6 +208,16 @@ class AttentionModule(MixerModule):
     def step(
         self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int
     ) -> tuple[Float[Tensor, "B T D"], State]:
+        return self._further(x, state, position, start, Context())
+
+    def begin(
+        self, x: Float[Tensor, "B T D"], state: State, position: PositionModule
+    ) -> tuple[Float[Tensor, "B T D"], State]:
+        return self._further(x, state, position, 0, Context(prefix=x.shape[1]))
+
+    def _further(
+        self, x: Float[Tensor, "B T D"], state: State, position: PositionModule, start: int, context: Context
+    ) -> tuple[Float[Tensor, "B T D"], State]:
         q, k, v = self._project(x)
         # Rotations and biases depend on distances only, so the keys at hand count from 0 wherever the window stands.
         unused = max(state["k"].shape[1] - start, 0)
@@ -215,7 +225,7 @@ class AttentionModule(MixerModule):
             torch.cat([state[name].to(new.dtype), new], dim=1)[:, unused:] for name, new in (("k", k), ("v", v))
         )
         n_query, n_key = x.shape[1], keys.shape[1]
-        y = self._mix(x, q, keys, values, position, n_key - n_query, Context(), self._seen(Context()))
+        y = self._mix(x, q, keys, values, position, n_key - n_query, context, self._seen(context))
         return y, {name: self._kept(state[name], new) for name, new in (("k", k), ("v", v))}
 
     def _kept(self, old: Float[Tensor, "B S G K"], new: Float[Tensor, "B T G K"]) -> Float[Tensor, "B U G K"]:

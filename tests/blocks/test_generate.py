@@ -167,5 +167,5 @@ def test_impossible_requests_are_refused(small: Make) -> None:
         generate(model, [[1], []], new_tokens=3)
     with pytest.raises(CannotGenerate, match=r"2 tokens and 39 are to follow.*at most 40"):
         generate(model, [[1, 2]], new_tokens=39)
-    with pytest.raises(CannotGenerate, match=r"EncoderLM.*'decoder'.*generate_target"):
+    with pytest.raises(CannotGenerate, match=r"EncoderLM.*'decoder' or 'prefix_lm'.*generate_target"):
         generate(small({"stack.kind": "encoder"}).build(seed=0), [[1]], new_tokens=3)
