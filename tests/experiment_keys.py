@@ -68,6 +68,11 @@ KEYS = {
         ),
     ),
     "search.diagnostics": Key("look inside each model on the way: warnings in words, plots in MLflow", "true"),
+    "search.warm_start": Key(
+        "earlier searches beside this one whose trials the sampler learns from",
+        "[other_search]",
+        "names of searches",
+    ),
     "engine.kind": Key("who places trials: this machine's processes, or Ray Tune", "local"),
     "engine.jobs": Key("trials at a time, at most", "2"),
     "engine.resources.cpu": Key("processors one trial asks Ray for", "2"),
