@@ -101,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--data", default="", help="where the data lies when the model must be trained again")
     _recorded_blocks(export)
 
+    sync = command("sync", "show in a tracking store what a study holds: a new server, a search copied from elsewhere")
+    sync.add_argument("name", help="name of the search")
+    sync.add_argument("--from", dest="source", default="mlruns", help="copy of an mlruns folder (default mlruns)")
+    sync.add_argument("--study", default="", help="study storage: sqlite:///FILE or postgresql://...")
+
     remove = command("rm", "delete a search: its runs, files and study", "housekeeping")
     remove.add_argument("name", help="name of a search")
     remove.add_argument("--yes", action="store_true", help="do not ask")

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blocks.families import InfeasibleArchitecture
-from runners.attempts import CHECKPOINTS, Attempts, attempts_tag
+from runners.attempts import CHECKPOINTS, Attempts
 from runners.candidate import Resolved, make_spec, resolve
 from runners.engine import AbstractSource, Job
 from runners.generations import study_name
 from runners.ledger import Entry, Ledger
 from runners.progress import Progress, Snapshot
-from runners.recorder import Recorder, Shown, short_name
+from runners.recorder import Recorder
+from runners.showing import Shown, final_trial, part_of
 from runners.study import Study, study_folder
 from runners.telling import as_resolved, directions, objective_values
 from search_space.canon import digest, seed_from
-from search_space.records import BASE, CHANGED, Metric, Reading, Seeds, Stage, Status, Tag, TrialResult
+from search_space.records import BASE, CHANGED, Metric, Reading, Seeds, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
     from search_space.experiment import Contrast
@@ -66,7 +67,7 @@ class Finals(AbstractSource):
             self._planned = self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
-            shown = self._shown(entry, twin)
+            shown = final_trial(entry, twin)
             if twin is None:
                 return self._start(entry, shown)
             assert twin.result is not None
@@ -90,9 +91,10 @@ class Finals(AbstractSource):
             return self._ledger[self._left.popleft()]
         assert self._planned is not None
         entry = next(self._planned, None)
-        if entry is not None:
-            self._ledger.add(entry, {})
-        return entry
+        if entry is None:
+            return None
+        self._ledger.add(entry, {})
+        return self._ledger[entry.number]
 
     def _twin(self, entry: Entry) -> Entry | None:
         """A finished final of another contrast with the same spec: equal numbers are not trained twice."""
@@ -146,7 +148,7 @@ class Finals(AbstractSource):
     def _catch_up(self) -> None:
         for entry in self._ledger.unfinished():
             if entry.result is not None:
-                self._recorder.finish(self._shown(entry), entry.result)
+                self._recorder.finish(final_trial(entry), entry.result)
 
     def settle_shown(self) -> None:
         """Close in the study what the tracking store shows by now."""
@@ -159,7 +161,7 @@ class Finals(AbstractSource):
 
     def _plan(self) -> Iterator[Entry]:
         """The finals that are not stored yet, replica by replica, both sides in turn."""
-        stored = {_part(entry) for entry in self._ledger.entries()}
+        stored = {part_of(entry) for entry in self._ledger.entries()}
         for contrast in self._experiment.final.contrasts:
             sides = self._sides(contrast)
             for replica in range(self._experiment.final.seeds):
@@ -218,26 +220,6 @@ class Finals(AbstractSource):
             marks={"contrast": contrast.name, "side": side, "replica": replica, "drawn": False},
         )
 
-    def _shown(self, entry: Entry, twin: Entry | None = None) -> Shown:
-        contrast, side, replica = _part(entry)
-        resolved = as_resolved(entry)
-        return Shown(
-            number=entry.number,
-            stage=Stage.FINAL,
-            generation=entry.generation,
-            spec=entry.spec,
-            resolved=resolved,
-            name=f"final {contrast}/{side} #{replica} {short_name(resolved)}",
-            tags={
-                Tag.CANDIDATE: f"{contrast}/{side}",
-                Tag.REPLICA: str(replica),
-                **({Tag.SAME_AS: str(twin.number)} if twin else {}),
-                **attempts_tag(entry),
-            },
-            weights=None,
-            started=entry.started,
-        )
-
     def show(self, *, now: bool = False) -> None:
         """Show how the finals stand; nothing when the experiment asks for none."""
         if not self._experiment.final.contrasts:
@@ -257,10 +239,6 @@ class Finals(AbstractSource):
 
 def _base_key(contrast: "Contrast") -> str:
     return f"assay.base.{contrast.name}"
-
-
-def _part(entry: Entry) -> tuple[str, str, int]:
-    return str(entry.marks["contrast"]), str(entry.marks["side"]), int(entry.marks["replica"])
 
 
 def _loss(entry: Entry) -> tuple[float, int]:

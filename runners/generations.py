@@ -55,15 +55,21 @@ def study_name(name: str, generation: int) -> str:
     return f"{name}/{generation}"
 
 
-def _latest(storage: RDBStorage, name: str) -> int:
-    """The newest generation whose trials were all copied; what a kill left half made is deleted."""
+def latest_generation(storage: RDBStorage, name: str) -> int:
+    """The newest generation whose trials were all copied."""
     found = {study.study_name: study for study in storage.get_all_studies()}
     generation = 0
-    while (following := found.get(study_name(name, generation + 1))) is not None:
-        if not following.user_attrs.get(_WHOLE):
-            storage.delete_study(following._study_id)
-            break
+    while (following := found.get(study_name(name, generation + 1))) is not None and following.user_attrs.get(_WHOLE):
         generation += 1
+    return generation
+
+
+def _latest(storage: RDBStorage, name: str) -> int:
+    """The newest generation whose trials were all copied; what a kill left half made is deleted."""
+    generation = latest_generation(storage, name)
+    found = {study.study_name: study for study in storage.get_all_studies()}
+    if (half := found.get(study_name(name, generation + 1))) is not None:
+        storage.delete_study(half._study_id)
     return generation
 
 

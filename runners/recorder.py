@@ -6,13 +6,12 @@ slow costs the view for a while, never the search. Ends that were not shown stay
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runners.candidate import Resolved
-from search_space.records import Reading, Stage, Status, TrialResult, TrialSpec
+from runners.showing import Shown
+from search_space.records import Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
     from runners.tracking import Tracker
@@ -26,37 +25,6 @@ MOST_FAILURES = 3
 BEAT_SECONDS = 20.0
 CLOSE_SECONDS, HURRIED_SECONDS = 20.0, 8.0
 """How long the end of a search waits for a store that fails; after an interrupt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """One trial as the tracking store is to show it."""
-
-    number: int
-    stage: Stage
-    generation: int
-    spec: TrialSpec
-    resolved: Resolved
-    name: str
-    tags: Mapping[str, str]
-    weights: Path | None
-    started: float = 0.0
-    """Seconds since the epoch at which the trial was first stored; its points in time count from here."""
-    anew: bool = False
-    """True when the trial is trained from its start now, whatever an earlier attempt has shown."""
-    taken_over: bool = False
-    """True when another driver may have begun its run."""
-
-    @property
-    def key(self) -> str:
-        """Unique within a search."""
-        return f"{self.generation}/{self.stage}/{self.number}"
-
-
-def short_name(resolved: Resolved) -> str:
-    """A candidate in a few words: 'linear+rotary swiglu 2L'."""
-    model = resolved.candidate.model
-    return f"{model.mixer.kind}+{model.position.kind} {model.ffn.kind} {model.layers}L"
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runners.attempts import CHECKPOINTS, Attempts, attempts_tag
+from runners.attempts import CHECKPOINTS, Attempts
 from runners.engine import AbstractSource, Interrupts, Job
 from runners.engines import open_engine
 from runners.environment import capture
@@ -18,11 +18,12 @@ from runners.outcome import SearchOutcome
 from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
 from runners.quota import WHY_DELETED, Quota
-from runners.recorder import Recorder, Shown, short_name
+from runners.recorder import Recorder
+from runners.showing import Shown, search_trial
 from runners.study import Proposed, Study, study_folder
+from runners.sync import keep_for_sync
 from runners.tasks import task_from_plain
-from runners.telling import as_resolved
-from search_space.records import Metric, Reading, Stage, Status, Tag, TrialResult
+from search_space.records import Metric, Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
     from runners.tasks.data import TaskData
@@ -61,6 +62,7 @@ def run_search(
         data, file = prepared(experiment, folder, data_path)
         study.bind(data.shape, data.fingerprint)
         environment = capture(experiment.blocks)
+        keep_for_sync(study, folder, environment)
         recorder = Recorder(
             tracker,
             lambda: tracker.start_search(experiment, experiment.space.id, data, environment, study_uri, joined=join),
@@ -272,19 +274,7 @@ class SearchSource(AbstractSource):
         return proposed
 
     def _shown(self, entry: Entry) -> Shown:
-        resolved = as_resolved(entry)
-        return Shown(
-            number=entry.number,
-            stage=Stage.SEARCH,
-            generation=entry.generation,
-            spec=entry.spec,
-            resolved=resolved,
-            name=f"{entry.number:03d} {short_name(resolved)}",
-            tags={**({Tag.BASELINE: "true"} if entry.marks.get("baseline") else {}), **attempts_tag(entry)},
-            weights=self._weights / f"{entry.generation}-{entry.number}.safetensors",
-            started=entry.started,
-            taken_over=entry.number in self._taken_over,
-        )
+        return search_trial(entry, self._weights, taken_over=entry.number in self._taken_over)
 
     def _count(self, entry: Entry) -> None:
         result = entry.result

@@ -9,7 +9,8 @@ from runners.engine import Job
 from runners.finals import Finals
 from runners.ledger import Entry
 from runners.progress import Progress
-from runners.recorder import Recorder, Shown
+from runners.recorder import Recorder
+from runners.showing import Shown
 from runners.study import Study
 from search_space.records import Reading, TrialResult
 
