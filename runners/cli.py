@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--join", action="store_true", help="work beside the driver that runs this search, with workers of one's own"
     )
+    search.add_argument(
+        "--warm-start",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an earlier search whose trials inform the sampler; may be repeated",
+    )
     search.add_argument("--no-report", action="store_true", help="leave the report out at the end")
     _overrides(search)
 

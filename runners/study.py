@@ -36,6 +36,7 @@ from runners.telling import (
     others_at,
     speed_of,
 )
+from runners.warm import FINGERPRINT, Earlier, take_over
 from search_space.canon import seed_from
 from search_space.domains import Scalar
 from search_space.errors import UserError
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from search_space.experiment import Experiment
 
 __all__ = ["Proposed", "Study", "StudyBusy", "StudyMismatch", "study_folder"]
-
-_FINGERPRINT = "assay.fingerprint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +98,7 @@ class Study:
         self._told: dict[int, Told] = {}
         self._shape: TaskShape | None = None
         self._fingerprint = ""
+        self._earlier = Earlier({}, experiment.space)
         folder = study_folder(storage.url, experiment.name)
         self._stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits)
         self._finder = Finder(experiment.space, self._resolve, self._stopwatch.check)
@@ -144,14 +144,15 @@ class Study:
 
     def bind(self, shape: "TaskShape", fingerprint: str) -> None:
         """Say which data trials are trained on; StudyMismatch when earlier trials saw other data."""
-        stored = self._ledger.noted(_FINGERPRINT, fingerprint)
+        stored = self._ledger.noted(FINGERPRINT, fingerprint)
         if stored != fingerprint:
             raise StudyMismatch(
                 f"search {self.experiment.name!r} was begun on data with fingerprint {stored[:12]}, this is "
                 f"{fingerprint[:12]}; its results would not compare: restore the data (--data) or give another --name"
             )
-        if not self._ledger.noted(_FINGERPRINT, ""):
-            self._ledger.note(_FINGERPRINT, fingerprint)
+        if not self._ledger.noted(FINGERPRINT, ""):
+            self._ledger.note(FINGERPRINT, fingerprint)
+        self._earlier = take_over(self._ledger, self.storage, self.experiment, fingerprint)
         self._shape, self._fingerprint = shape, fingerprint
 
     @property
@@ -226,9 +227,11 @@ class Study:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
             return self._store_baseline()
-        history = self._history()
-        seen = history if self._sampler.sees_all else select(history)
-        veto = no_veto if self._sampler.ends else self._foresight.veto(number, select(history))
+        own = self._history()
+        chosen = select(own)
+        earlier = self._earlier.before(chosen, always=self._sampler.sees_all)
+        seen = [*earlier, *(own if self._sampler.sees_all else chosen)]
+        veto = no_veto if self._sampler.ends else self._foresight.veto(number, [*earlier, *chosen])
         draws = Vetted(self._sampler.draws(number, seen), veto)
         found, redraws = self._finder.find(draws, ends=self._sampler.ends)
         if found is None:

@@ -18,6 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = [f"search.trials={arguments.trials}"] if arguments.trials else []
     overrides += [f"search.seed={arguments.seed}"] if arguments.seed is not None else []
     overrides += [f"engine.kind={arguments.engine}"] if arguments.engine else []
+    overrides += [f"search.warm_start=[{', '.join(arguments.warm_start)}]"] if arguments.warm_start else []
     experiment = read_experiment(arguments, tuple(overrides))
     place = locate(arguments.tracking_uri)
     print(_opening(experiment, arguments.jobs), file=sys.stderr)
