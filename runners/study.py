@@ -20,6 +20,7 @@ from runners.crew import Crew
 from runners.feasibility import Foresight, Vetted, no_veto
 from runners.finding import Finder
 from runners.generations import StudyMismatch, generation_of, study_name
+from runners.guard import Guard
 from runners.history import Fate, Told, select, shown
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
@@ -96,6 +97,8 @@ class Study:
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
         self._told: dict[int, Told] = {}
+        self.guard = Guard(experiment)
+        """To be asked before a point is resolved."""
         self._shape: TaskShape | None = None
         self._fingerprint = ""
         self._earlier = Earlier({}, experiment.space)
@@ -131,6 +134,7 @@ class Study:
 
     def close(self) -> None:
         """Let the study go; another driver may open it."""
+        self.guard.close()
         with suppress(SQLAlchemyError, StorageInternalError):  # Whoever comes next finds out by itself.
             self.crew.leave()
         self._release()
@@ -295,6 +299,7 @@ class Study:
         return found
 
     def _resolve(self, point: Mapping[str, Scalar]) -> tuple[Resolved, TrialSpec]:
+        self.guard.check(point, self.shape)
         resolved = resolve(point, self.experiment, self.shape)
         return resolved, self._spec(resolved)
 
