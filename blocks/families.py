@@ -301,6 +301,9 @@ class AbstractMixer:
     weighs_values: ClassVar[bool] = False
     """Whether its module weighs what a map called `value` makes of something else than its input."""
 
+    absorbs: ClassVar[frozenset[Role]] = frozenset()
+    """Roles of linear maps of which it applies the weights itself, in decoding at least: nothing may stand at them."""
+
     def reach(self) -> int | None:
         """Tokens that one layer lets a query see at most, itself included; None: every one before it."""
         return None

@@ -1,6 +1,7 @@
 """Residual forms that gate or weigh: gru_gate, highway_gate and depth_average.
 
-Each acts on what a whole layer adds, mixer and FFN together.
+Each acts on what a whole layer changes, mixer and FFN together. Gates mix the stream before and after a layer, which
+keeps its scale under any placement.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from blocks.families import AbstractResidual, Dims, LayerCall, ResidualModule, Role, linear, mark
-from blocks.model import ModelConfig
 from blocks.registry import register
-from blocks.residual import require_additive
 from search_space.domains import choice
 
 
@@ -106,19 +105,16 @@ class GruGated(AbstractResidual):
     def flops_per_token(self, dims: Dims) -> float:
         return 12.0 * dims.layers * dims.d_model**2
 
-    def check(self, config: ModelConfig) -> None:
-        require_additive(config, self.kind)
-
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class HighwayGated(AbstractResidual):
-    """A gate read from the stream decides, channel by channel, how much of what a layer adds gets through."""
+    """A gate read from the stream decides, channel by channel, how much of a layer's change gets through."""
 
     kind: ClassVar[str] = "highway_gate"
     paper: ClassVar[str] = (
-        "Highway Networks, Srivastava et al. 2015, eq. 3, arXiv:1505.00387, with the carry gate open (the 'output' "
-        "gate of GTrXL, Parisotto et al. 2019, section 3.2, arXiv:1910.06764)"
+        "Highway Networks, Srivastava et al. 2015, eq. 3, arXiv:1505.00387; over pre-norm layers it is the 'output' "
+        "gate of GTrXL, Parisotto et al. 2019, section 3.2, arXiv:1910.06764"
     )
     proof: ClassVar[str] = "test_an_open_highway_gate_is_plain_and_a_shut_one_passes_nothing"
     reference: ClassVar[str] = "the plain residual form"
@@ -130,9 +126,6 @@ class HighwayGated(AbstractResidual):
 
     def flops_per_token(self, dims: Dims) -> float:
         return 2.0 * dims.layers * dims.d_model**2
-
-    def check(self, config: ModelConfig) -> None:
-        require_additive(config, self.kind)
 
 
 @register

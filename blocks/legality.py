@@ -36,6 +36,13 @@ def check_reach(
         )
     wanted = placement.reaches - {Role.FFN_OUT}
     for mixer in dict.fromkeys(mixers) if wanted else ():
+        absorbed = wanted & mixer.absorbs
+        if absorbed:
+            raise InfeasibleArchitecture(
+                f"{where} {', '.join(sorted(absorbed))} maps inside the mixer, and {path_of(mixer)}.kind="
+                f"{mixer.kind!r} applies their weights without running them; use model.mixer.kind='softmax', or "
+                f"model.placement.kind='pre'"
+            )
         missing = wanted - linear_roles(mixer)
         if missing:
             raise InfeasibleArchitecture(

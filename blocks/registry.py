@@ -73,6 +73,16 @@ def _load_builtin() -> None:
             importlib.import_module(f"blocks.{package}.{found.name}")
 
 
+def registered_by(modules: tuple[str, ...]) -> frozenset[str]:
+    """The kinds that these modules, or modules inside them, have registered."""
+    return frozenset(
+        kind
+        for kinds in _VARIANTS.values()
+        for kind, config in kinds.items()
+        if any(config.__module__ == module or config.__module__.startswith(f"{module}.") for module in modules)
+    )
+
+
 def encode(config: Any) -> dict[str, Any]:
     """The nested plain dict of a config: a family member is {'kind': k, k: {fields}}."""
     plain: dict[str, Any] = {}

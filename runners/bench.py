@@ -55,11 +55,11 @@ def job_from_text(text: str) -> Job:
 class Bench:
     """One trial at a time; where the search's folder cannot be seen, files lie in a folder of this machine."""
 
-    def __init__(self, setting: Setting, fetch: Callable[[], bytes]) -> None:
-        """`fetch` gets the content of the data file; it is called only where the file cannot be seen."""
+    def __init__(self, setting: Setting, scratch: Path, fetch: Callable[[], bytes]) -> None:
+        """Files of its own go to `scratch`; `fetch` gets the content of the data file where that cannot be seen."""
         sys.path.extend(path for path in setting.path if path not in sys.path)
         self._setting = setting
-        self._here = tempfile.TemporaryDirectory(prefix="assay-bench-", ignore_cleanup_errors=True)
+        self._here = tempfile.TemporaryDirectory(dir=scratch, prefix="bench-", ignore_cleanup_errors=True)
         self._sees = (setting.folder / setting.mark).exists()
         self._key = 0
         self._weights: Path | None = None

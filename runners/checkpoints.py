@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from runners.diagnosing import Checkups
 from runners.divergence import Watch
+from runners.group import ALONE, Group
 from runners.packing import apart, pack, unpack
 from runners.tally import Tally
 from search_space.records import Reading
@@ -107,8 +108,12 @@ class State:
 class Keeper:
     """Takes a trial's checkpoints and goes on from the one that is there. What goes wrong is a remark, not an end."""
 
-    def __init__(self, asked: Checkpointing | None, state: State, spec_id: str, micro_batch_tokens: int) -> None:
+    def __init__(
+        self, asked: Checkpointing | None, state: State, spec_id: str, micro_batch_tokens: int, group: Group = ALONE
+    ) -> None:
+        """The first process of a group writes what all hold together, so that any number goes on from it."""
         self._asked = asked
+        self._group = group
         self._state = state
         self._spec_id, self._micro_batch_tokens = spec_id, micro_batch_tokens
         self._remarked: set[str] = set()
@@ -123,7 +128,8 @@ class Keeper:
             found = find(self._asked.folder, self._spec_id, self._micro_batch_tokens)
             if found is None:
                 return 0
-            self._state.restore(load_file(found.tensors), found.header)
+            tensors = self._group.placed(load_file(found.tensors), self._state.model, self._state.optimizer)
+            self._state.restore(tensors, found.header)
         except CheckpointRefused as refusal:
             self._remark("refused", f"{refusal}; trained from the start")
             discard(self._asked.folder)
@@ -131,9 +137,9 @@ class Keeper:
         self._last_tokens = found.tokens
         return found.step
 
-    def offer(self, step: int, *, at_reading: bool) -> None:
-        """Keep the state after so many steps if that is due."""
-        if self._asked is None or not self._is_due(at_reading):
+    def offer(self, step: int, *, at_reading: bool, always: bool = False) -> None:
+        """Keep the state after so many steps if that is due, or in any case."""
+        if self._asked is None or not (always or self._is_due(at_reading)):
             return
         self._state.watch.check()
         try:
@@ -152,6 +158,9 @@ class Keeper:
 
     def _save(self, asked: Checkpointing, step: int) -> None:
         tensors, plain = self._state.packed()
+        tensors = self._group.whole(tensors)
+        if not self._group.leads:
+            return
         size = sum(tensor.nbytes for tensor in tensors.values())
         if asked.most_bytes and size > asked.most_bytes:
             self._remark(

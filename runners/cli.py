@@ -62,6 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--join", action="store_true", help="work beside the driver that runs this search, with workers of one's own"
     )
+    search.add_argument(
+        "--retries",
+        type=_natural,
+        default=None,
+        help="how often a trial that failed is run again (default: the file's)",
+    )
+    search.add_argument(
+        "--warm-start",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an earlier search whose trials inform the sampler; may be repeated",
+    )
     search.add_argument("--no-report", action="store_true", help="leave the report out at the end")
     _overrides(search)
 
@@ -72,6 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", "one run: state, reason and last lines, cost, result, parameters", "runs")
     show.add_argument("run", help=_RUN)
     _json(show)
+
+    retry = command("retry", "run trials again that did not end well; the reason of each earlier attempt is kept")
+    retry.add_argument(
+        "run", help="NAME/NUMBER, NAME/final/NUMBER, a run id or its beginning; NAME alone with --failed"
+    )
+    retry.add_argument("--failed", action="store_true", help="all failed trials of the search NAME")
+    retry.add_argument("--jobs", type=_positive, default=0, help="trials at a time")
+    retry.add_argument("--address", default="", help="a Ray cluster: HOST:6379, or auto on one of its machines")
+    retry.add_argument("--study", default="", help="study storage; default: the one the search was begun with")
+    retry.add_argument("--data", default="", help="folder or file to read the task's data from")
 
     replay = command("replay", "rebuild a run from the tracking store, train it again, compare bit for bit")
     replay.add_argument("run", help=_RUN)

@@ -1,11 +1,32 @@
 """Which engine runs an experiment's trials."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 from runners.engine import AbstractEngine
 from search_space.errors import UserError
 from search_space.experiment import Experiment
+
+QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000000",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+}
+"""What keeps Ray from telemetry, boxes, log lines of others, signal handlers and snapshots."""
+
+
+def hush_ray() -> None:
+    """Set what keeps Ray quiet, before it is imported; what the user has set stays."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, folder: Path) -> AbstractEngine:
@@ -14,6 +35,7 @@ def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, 
     if asked.kind == "ray":
         if importlib.util.find_spec("ray") is None:
             raise UserError("engine.kind='ray' needs the package ray: pip install 'assay-search[ray]'")
+        hush_ray()
         from runners.ray_engine import RayEngine
 
         return RayEngine(

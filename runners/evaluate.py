@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blocks.model import DecoderLM
+from runners.group import ALONE, Group
 from runners.tasks.data import IGNORED, Batch
 
 
@@ -22,13 +23,16 @@ class Evaluation:
     """Share of counted positions whose likeliest token is the target."""
 
 
-def evaluate(model: DecoderLM, batches: Iterable[Batch], device: str, dtype: str) -> Evaluation:
-    """Mean loss and accuracy over all counted targets; the model is left in the mode it was in."""
+def evaluate(model: DecoderLM, batches: Iterable[Batch], device: str, dtype: str, group: Group = ALONE) -> Evaluation:
+    """Mean loss and accuracy over all counted targets; the model is left in the mode it was in.
+
+    The processes of a group share the batches out.
+    """
     was_training = model.training
     model.eval()
     losses, hits, counted = [], [], 0
     with torch.no_grad():
-        for inputs, targets in batches:
+        for inputs, targets in group.shared(batches):
             counted += int((targets != IGNORED).sum())
             inputs, targets = to_device(inputs, device), to_device(targets, device)
             with autocast(device, dtype):
@@ -36,9 +40,10 @@ def evaluate(model: DecoderLM, batches: Iterable[Batch], device: str, dtype: str
             losses.append(summed_loss(logits, targets).double())
             hits.append((logits.argmax(dim=-1) == targets).sum())
     model.train(was_training)
-    assert counted, "an evaluation counts at least one target"
-    loss, hit = torch.stack(losses).sum().item(), torch.stack(hits).sum().item()
-    return Evaluation(loss=loss / counted, accuracy=hit / counted)
+    sums = torch.stack(losses).sum().item(), torch.stack(hits).sum().item(), counted
+    loss, hit, count = group.total(sums, device)
+    assert count, "an evaluation counts at least one target"
+    return Evaluation(loss=loss / count, accuracy=hit / count)
 
 
 def summed_loss(logits: Tensor, targets: Int64[Tensor, "B T"], label_smoothing: float = 0.0) -> Tensor:

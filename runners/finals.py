@@ -44,11 +44,13 @@ class FinalOutcome:
 class Finals(AbstractSource):
     """Trials of the final stage; those that an earlier driver finished are not run again."""
 
-    def __init__(self, study: Study, recorder: Recorder, progress: Progress) -> None:
+    def __init__(self, study: Study, recorder: Recorder, progress: Progress, *, retry: bool = False) -> None:
+        """With `retry` none is planned."""
         self._study = study
         self._experiment = study.experiment
         self._recorder = recorder
         self._progress = progress
+        self._retry = retry
         name = f"{study_name(self._experiment.name, study.generation)}/final"
         self._ledger = Ledger(study.storage, name, directions([Metric.LOSS]))
         folder = study_folder(study.storage.url, self._experiment.name) / CHECKPOINTS
@@ -64,7 +66,7 @@ class Finals(AbstractSource):
             self._catch_up()
             self._attempts.tidy(self._ledger.entries())
             self._left.extend(entry.number for entry in self._ledger.entries() if entry.result is None)
-            self._planned = self._plan()
+            self._planned = iter(()) if self._retry else self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
             shown = final_trial(entry, twin)
@@ -195,6 +197,7 @@ class Finals(AbstractSource):
         if point == dict(base.point):
             return None
         try:
+            self._study.guard.check(point, self._study.shape)
             changed = resolve(point, self._experiment, self._study.shape)
         except InfeasibleArchitecture:
             return None

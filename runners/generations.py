@@ -17,7 +17,7 @@ from search_space.space import searched
 if TYPE_CHECKING:
     from search_space.experiment import Experiment
 
-_IDENTITY, _WHOLE = "assay.identity", "assay.whole"
+IDENTITY, _WHOLE = "assay.identity", "assay.whole"
 _DECIDES_RESULTS = ("task", "budget", "size", "objectives", "engine")
 """Parts of an experiment without which losses do not compare; so is the seed, which orders the data."""
 
@@ -34,10 +34,10 @@ def generation_of(storage: RDBStorage, experiment: "Experiment", *, extend: bool
     identity = json.loads(canonical_json(experiment.identity()))
     generation = _latest(storage, experiment.name)
     ledger = Ledger(storage, study_name(experiment.name, generation), directions(experiment.objectives))
-    stored = ledger.noted(_IDENTITY, identity)
+    stored = ledger.noted(IDENTITY, identity)
     lines = difference(stored, identity)
     if not lines:
-        ledger.note(_IDENTITY, identity)
+        ledger.note(IDENTITY, identity)
         return generation
     if not extend:
         raise StudyMismatch(
@@ -56,12 +56,8 @@ def study_name(name: str, generation: int) -> str:
 
 
 def latest_generation(storage: RDBStorage, name: str) -> int:
-    """The newest generation whose trials were all copied."""
-    found = {study.study_name: study for study in storage.get_all_studies()}
-    generation = 0
-    while (following := found.get(study_name(name, generation + 1))) is not None and following.user_attrs.get(_WHOLE):
-        generation += 1
-    return generation
+    """The newest generation whose trials were all copied; 0 when there is none."""
+    return int(latest_whole(storage, name).rpartition("/")[2] or 0)
 
 
 def _latest(storage: RDBStorage, name: str) -> int:
@@ -71,6 +67,15 @@ def _latest(storage: RDBStorage, name: str) -> int:
     if (half := found.get(study_name(name, generation + 1))) is not None:
         storage.delete_study(half._study_id)
     return generation
+
+
+def latest_whole(storage: RDBStorage, name: str) -> str:
+    """Under which name the newest whole generation of a search is stored; empty when there is none."""
+    found = {study.study_name: study for study in storage.get_all_studies()}
+    whole = [study_name(name, 0)] if study_name(name, 0) in found else []
+    while whole and (following := found.get(study_name(name, len(whole)))) and following.user_attrs.get(_WHOLE):
+        whole.append(following.study_name)
+    return whole[-1] if whole else ""
 
 
 def _check_comparable(name: str, old: Mapping[str, Any], new: Mapping[str, Any], lines: list[str]) -> None:
@@ -97,7 +102,7 @@ def _begin(storage: RDBStorage, experiment: "Experiment", generation: int, old: 
         ledger.add(copy, live_domains(experiment.space, found, entry.point))
     for key, value in old.notes().items():
         ledger.note(key, value)
-    ledger.note(_IDENTITY, identity)
+    ledger.note(IDENTITY, identity)
     ledger.note(_WHOLE, True)
 
 

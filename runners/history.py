@@ -13,7 +13,7 @@ from search_space.domains import Scalar
 
 MOST_SEEN = 250
 """Trials a proposal looks at, so that its cost stays flat."""
-_BEST_SEEN = 50
+_BEST_SHARE = 5
 
 
 class Fate(Enum):
@@ -94,28 +94,30 @@ def crowding(front: NDArray[np.float64]) -> NDArray[np.float64]:
     return distance
 
 
-def select(trials: Sequence[Told]) -> list[Told]:
-    """At most MOST_SEEN trials: the best finished ones and, for the rest, the latest. Sorted by number."""
-    if len(trials) <= MOST_SEEN:
+def select(trials: Sequence[Told], most: int = MOST_SEEN) -> list[Told]:
+    """At most so many trials: a fifth the best finished ones and, for the rest, the latest. Sorted by number."""
+    if len(trials) <= most:
         return sorted(trials, key=lambda told: told.number)
     finished = [told for told in trials if told.fate is Fate.OK]
     if finished and len(finished[0].values) > 1:
-        best = [told for front in fronts(finished[-4 * MOST_SEEN :]) for told in front][:_BEST_SEEN]
+        best = [told for front in fronts(finished[-4 * most :]) for told in front][: most // _BEST_SHARE]
     else:
-        best = sorted(finished, key=lambda told: (told.values, told.number))[:_BEST_SEEN]
+        best = sorted(finished, key=lambda told: (told.values, told.number))[: most // _BEST_SHARE]
     kept = {told.number: told for told in best}
     for told in sorted(trials, key=lambda told: -told.number):
-        if len(kept) >= MOST_SEEN:
+        if len(kept) >= most:
             break
         kept.setdefault(told.number, told)
     return [kept[number] for number in sorted(kept)]
 
 
 def shown(trials: Sequence[Told]) -> dict[str, str]:
-    """Which trials these are, in short, for the record."""
+    """Which trials these are, in short, for the record; those of earlier searches are counted."""
+    warm = sum(told.number < 0 for told in trials)
     return {
-        "finished": as_ranges([told.number for told in trials if told.fate is not Fate.RUNNING]),
+        "finished": as_ranges([told.number for told in trials if told.fate is not Fate.RUNNING and told.number >= 0]),
         "running": as_ranges([told.number for told in trials if told.fate is Fate.RUNNING]),
+        **({"warm": str(warm)} if warm else {}),
     }
 
 

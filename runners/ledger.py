@@ -27,8 +27,8 @@ from search_space.records import Status, TrialResult, TrialSpec, result_from_pla
 SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgresql+psycopg2://")
 _BIRTH = "assay.trial"
-_RESULT = "assay.result"
-_ATTEMPTS = "assay.attempts"
+RESULT = "assay.result"
+ATTEMPTS = "assay.attempts"
 _SPEEDS = "assay.speeds"
 _OWNER = "assay.owner"
 _BUSY_SECONDS = 60
@@ -189,12 +189,12 @@ class Ledger:
 
     def record(self, number: int, result: TrialResult) -> None:
         """Store how a trial ended; it counts as running until it is settled."""
-        self._storage.set_trial_user_attr(self._ids[number], _RESULT, to_plain(result))
+        self._storage.set_trial_user_attr(self._ids[number], RESULT, to_plain(result))
         self._put(dataclasses.replace(self._entries[number], result=result))
 
     def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Store how all earlier attempts at a running trial ended."""
-        self._storage.set_trial_user_attr(self._ids[number], _ATTEMPTS, list(attempts))
+        self._storage.set_trial_user_attr(self._ids[number], ATTEMPTS, list(attempts))
         self._put(dataclasses.replace(self._entries[number], attempts=tuple(attempts)))
 
     def settle(self, number: int, values: Sequence[float]) -> None:
@@ -256,8 +256,8 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         distributions=distributions,
         user_attrs={
             _BIRTH: birth,
-            **({} if entry.result is None else {_RESULT: to_plain(entry.result)}),
-            **({_ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
+            **({} if entry.result is None else {RESULT: to_plain(entry.result)}),
+            **({ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
             **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
         },
         system_attrs={},
@@ -267,7 +267,7 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
 
 def _entry(trial: FrozenTrial) -> Entry:
     birth = dict(trial.user_attrs[_BIRTH])
-    result = trial.user_attrs.get(_RESULT)
+    result = trial.user_attrs.get(RESULT)
     owner = trial.user_attrs.get(_OWNER, birth.pop("owner", ""))
     return Entry(
         **{**birth, "spec": spec_from_plain(birth["spec"]), "owner": owner},
@@ -277,5 +277,5 @@ def _entry(trial: FrozenTrial) -> Entry:
         result=None if result is None else result_from_plain(result),
         settled=trial.state.is_finished(),
         started=trial.datetime_start.timestamp() if trial.datetime_start else 0.0,
-        attempts=tuple(trial.user_attrs.get(_ATTEMPTS, ())),
+        attempts=tuple(trial.user_attrs.get(ATTEMPTS, ())),
     )

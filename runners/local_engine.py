@@ -219,15 +219,20 @@ class LocalEngine(AbstractEngine):
         if job is None:
             return []
         lines = _tail(worker.log, worker.log_start)
+        tokens, seconds = curve[-1].tokens if curve else 0, time.monotonic() - worker.since
         if sent:
             result = TrialResult(
                 status=status,
                 reason=reason,
                 last_lines=lines,
-                metrics={Metric.PEAK_BYTES: float(max(death.peak_bytes - worker.held_bytes, 0))},
+                metrics={
+                    Metric.PEAK_BYTES: float(max(death.peak_bytes - worker.held_bytes, 0)),
+                    Metric.SECONDS: seconds,
+                    Metric.TOKENS: float(tokens),
+                },
                 curve=curve,
-                tokens=curve[-1].tokens if curve else 0,
-                seconds=time.monotonic() - worker.since,
+                tokens=tokens,
+                seconds=seconds,
                 device=job.spec.device,
             )
             return [Ended(key=job.key, result=result)]

@@ -30,6 +30,8 @@ class OpenRun:
     costs: dict[str, float] = field(default_factory=dict)
     note: str = ""
     """What its page says first."""
+    tried: bool = False
+    """True when earlier attempts at the trial did not end well."""
     started: float = 0.0
     """Seconds since the epoch from which its points in time count."""
     before: str = ""

@@ -27,24 +27,13 @@ from ray.tune.stopper import NoopStopper, Stopper
 
 from runners.bench import Bench, Setting, job_from_text
 from runners.engine import AbstractEngine, AbstractSource, EngineError, Interrupts, kept_signals
+from runners.engines import QUIET, hush_ray
 from runners.local_engine import THREAD_VARIABLES
 from runners.ray_talk import AbstractActors, Talk
 from runners.shipping import pack_code
 from search_space.errors import UserError
 from search_space.records import Status
 
-_QUIET = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000000",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-}
-"""No telemetry, no boxes, no signal handlers, no snapshots on the way; what the user has set stays."""
 _STORE_BYTES = 2**27
 """Ray's object store on this machine: readings and results only."""
 _ANSWER_SECONDS = 30.0
@@ -73,8 +62,7 @@ class RayEngine(AbstractEngine):
                 f"--address {address}: a search drives its trials from a machine of the cluster; run it there with "
                 f"--address auto, or name the head's own HOST:6379"
             )
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
+        hush_ray()
         self.jobs = jobs
         self._needs = {"CPU": cpus, "GPU": gpus}
         self._remote = bool(address)
@@ -117,7 +105,7 @@ class RayEngine(AbstractEngine):
                     quiet["_temp_dir"] = str(self._place / "ray")
                 ray.init("local", num_cpus=cores, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
                 return
-            variables = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **_QUIET}
+            variables = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **QUIET}
             code = pack_code(self._place / "code", blocks)
             try:
                 ray.init(address, runtime_env={"working_dir": str(code), "env_vars": variables}, **quiet)
@@ -267,7 +255,7 @@ class _Seat(tune.Trainable):
 
     def setup(self, config: dict[str, Any], setting: Setting | None = None, content: Sequence[Any] = ()) -> None:
         assert setting is not None, "the engine gives each actor its setting"
-        self._bench = Bench(setting, lambda: ray.get(content[0]))
+        self._bench = Bench(setting, Path(self.logdir).parent, lambda: ray.get(content[0]))
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from abc import abstractmethod
 from collections import deque
@@ -15,6 +16,7 @@ from runners.local_engine import GRACE_SECONDS, LAST_LINES, MOST_FAILED_STARTS, 
 from search_space.records import Reading, Status, TrialResult, result_from_plain
 
 LOOK_SECONDS = 0.5
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class AbstractActors:
@@ -210,4 +212,5 @@ class _Kept:
 
 
 def _tail(text: str) -> str:
-    return "\n".join(text.rstrip().split("\n")[-LAST_LINES:])
+    """The last lines, without colours."""
+    return "\n".join(_COLOUR.sub("", text).rstrip().split("\n")[-LAST_LINES:])

@@ -99,6 +99,7 @@ def _train(
             "stop_after": _stop_after(recorded),
             "test": run.data.tags[Tag.STAGE] == Stage.FINAL,
             "weights": str(weights) if weights else "",
+            "micro_batch_tokens": int(recorded.metrics.get(Metric.MICRO_BATCH_TOKENS, 0)),
             "result": str(result_file),
         }
         job_file = Path(folder) / "job.json"

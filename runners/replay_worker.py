@@ -32,6 +32,7 @@ def main(job_file: str) -> int:
         lambda reading: stop_after == 0 or reading.tokens < stop_after,
         weights=Path(job["weights"]) if job["weights"] else None,
         test=job["test"],
+        micro_batch_tokens=job["micro_batch_tokens"],
     )
     Path(job["result"]).write_text(json.dumps(to_plain(result)))
     return 0

@@ -46,6 +46,7 @@ def run_search(
     address: str = "",
     extend: bool = False,
     join: bool = False,
+    retry: bool = False,
     progress: Progress | None = None,
 ) -> SearchOutcome:
     """Run the search to its end, or go on with it; Ctrl-C and SIGTERM end it cleanly within seconds.
@@ -69,8 +70,8 @@ def run_search(
             shown.note,
         )
         recorder.open(needed=not study.trials())
-        source = SearchSource(study, recorder, folder, shown)
-        finals = Finals(study, recorder, shown)
+        source = SearchSource(study, recorder, folder, shown, retry=retry)
+        finals = Finals(study, recorder, shown, retry=retry)
         status, unshown = "FAILED", 0
         try:
             with (
@@ -115,8 +116,12 @@ def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["T
 class SearchSource(AbstractSource):
     """Trials of the search stage: first those an earlier driver left running, then new proposals."""
 
-    def __init__(self, study: Study, recorder: Recorder, folder: Path, progress: Progress) -> None:
+    def __init__(
+        self, study: Study, recorder: Recorder, folder: Path, progress: Progress, *, retry: bool = False
+    ) -> None:
+        """With `retry` nothing is proposed."""
         self._study = study
+        self._retry = retry
         self._experiment = study.experiment
         self._recorder = recorder
         self._progress = progress
@@ -264,7 +269,9 @@ class SearchSource(AbstractSource):
 
     def _propose(self) -> Proposed | None:
         planned = self._tokens + (len(self._active) + self._study.elsewhere() + 1) * self._experiment.budget.tokens
-        if self._study.ended:
+        if self._retry:
+            self.ended = "the trials that were asked for were run again"
+        if self._study.ended or self._retry:
             return None
         if planned > self._experiment.max_tokens:
             self.ended = f"one more trial could pass max_tokens={self._experiment.max_tokens:g}"

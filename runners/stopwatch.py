@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -26,7 +25,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Medians of a few repeats after one that warms up."""
+    """The best of a few repeats after one that warms up: what else runs on the machine only ever slows a model."""
 
     latency_ms: float
     """One forward pass over one sequence of the training length, without gradients."""
@@ -126,7 +125,7 @@ def _seconds(run: Callable[[], None], device: str) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - begun)
-    return median(found[1:])
+    return min(found[1:])
 
 
 def _generator(spec: TrialSpec) -> torch.Generator:

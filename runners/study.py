@@ -20,6 +20,7 @@ from runners.crew import Crew
 from runners.feasibility import Foresight, Vetted, no_veto
 from runners.finding import Finder
 from runners.generations import StudyMismatch, generation_of, study_name
+from runners.guard import Guard
 from runners.history import Fate, Told, select, shown
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
@@ -36,6 +37,7 @@ from runners.telling import (
     others_at,
     speed_of,
 )
+from runners.warm import FINGERPRINT, Earlier, take_over
 from search_space.canon import seed_from
 from search_space.domains import Scalar
 from search_space.errors import UserError
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from search_space.experiment import Experiment
 
 __all__ = ["Proposed", "Study", "StudyBusy", "StudyMismatch", "study_folder"]
-
-_FINGERPRINT = "assay.fingerprint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,11 @@ class Study:
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
         self._told: dict[int, Told] = {}
+        self.guard = Guard(experiment)
+        """To be asked before a point is resolved."""
         self._shape: TaskShape | None = None
         self._fingerprint = ""
+        self._earlier = Earlier({}, experiment.space)
         folder = study_folder(storage.url, experiment.name)
         self._stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits)
         self._finder = Finder(experiment.space, self._resolve, self._stopwatch.check)
@@ -131,6 +134,7 @@ class Study:
 
     def close(self) -> None:
         """Let the study go; another driver may open it."""
+        self.guard.close()
         with suppress(SQLAlchemyError, StorageInternalError):  # Whoever comes next finds out by itself.
             self.crew.leave()
         self._release()
@@ -144,14 +148,15 @@ class Study:
 
     def bind(self, shape: "TaskShape", fingerprint: str) -> None:
         """Say which data trials are trained on; StudyMismatch when earlier trials saw other data."""
-        stored = self._ledger.noted(_FINGERPRINT, fingerprint)
+        stored = self._ledger.noted(FINGERPRINT, fingerprint)
         if stored != fingerprint:
             raise StudyMismatch(
                 f"search {self.experiment.name!r} was begun on data with fingerprint {stored[:12]}, this is "
                 f"{fingerprint[:12]}; its results would not compare: restore the data (--data) or give another --name"
             )
-        if not self._ledger.noted(_FINGERPRINT, ""):
-            self._ledger.note(_FINGERPRINT, fingerprint)
+        if not self._ledger.noted(FINGERPRINT, ""):
+            self._ledger.note(FINGERPRINT, fingerprint)
+        self._earlier = take_over(self._ledger, self.storage, self.experiment, fingerprint)
         self._shape, self._fingerprint = shape, fingerprint
 
     @property
@@ -226,9 +231,11 @@ class Study:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
             return self._store_baseline()
-        history = self._history()
-        seen = history if self._sampler.sees_all else select(history)
-        veto = no_veto if self._sampler.ends else self._foresight.veto(number, select(history))
+        own = self._history()
+        chosen = select(own)
+        earlier = self._earlier.before(chosen, always=self._sampler.sees_all)
+        seen = [*earlier, *(own if self._sampler.sees_all else chosen)]
+        veto = no_veto if self._sampler.ends else self._foresight.veto(number, [*earlier, *chosen])
         draws = Vetted(self._sampler.draws(number, seen), veto)
         found, redraws = self._finder.find(draws, ends=self._sampler.ends)
         if found is None:
@@ -292,6 +299,7 @@ class Study:
         return found
 
     def _resolve(self, point: Mapping[str, Scalar]) -> tuple[Resolved, TrialSpec]:
+        self.guard.check(point, self.shape)
         resolved = resolve(point, self.experiment, self.shape)
         return resolved, self._spec(resolved)
 

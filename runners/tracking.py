@@ -191,6 +191,8 @@ class Tracker:
         opened.tags.update(rows.result_tags(result))
         if result.last_lines:
             opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
+        elif opened.tried:
+            opened.files.remove(Artifact.TRACEBACK)
         if result.status != Status.PREEMPTED:
             opened.take_checkups(result, end)
             for name, value in {**opened.costs, **result.metrics}.items():
@@ -284,6 +286,7 @@ class Tracker:
         whole = {Tag.KEY: key, Tag.SEARCH: self._name, **tags}
         short = {tag: rows.cut_tag(value) for tag, value in whole.items()}
         run = self._present(key)
+        again = run is not None and run.data.tags.get(Tag.ATTEMPTS) != short.get(Tag.ATTEMPTS)
         held: Mapping[str, str] = {}
         steps: dict[str, set[int]] = {}
         if run is None:
@@ -310,9 +313,10 @@ class Tracker:
             files=ArtifactWriter(self.client, self.place, run),
             params={param: rows.cut_param(value) for param, value in params.items() if param not in held},
             tags=short,
+            tried=Tag.ATTEMPTS in tags,
             steps=steps,
             started=started or time.time(),
-            before=run.data.tags.get(Tag.STATUS, ""),
+            before=run.data.tags.get(Tag.STATUS, "") if not again else "",
         )
         self._open[opened.run_id] = opened
         return opened

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
-from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor, nn
 
 from blocks import cost as costs
 from blocks.families import InfeasibleArchitecture
-from blocks.ffn.routing import rebalance, routing_statistics
+from blocks.ffn.routing import routing_statistics
 from blocks.model import DecoderLM
 from runners.candidate import Candidate, check_budget, rebuild
 from runners.checkpoints import Checkpointing, Keeper, State
@@ -24,6 +23,7 @@ from runners.conditions import backends, begin_peak, environment, imposed
 from runners.diagnosing import Checkups
 from runners.divergence import ADVICE, TrialEnd, Watch, is_out_of_memory
 from runners.evaluate import Evaluation, autocast, evaluate, summed_loss, to_device
+from runners.group import ALONE, Group
 from runners.optimize import set_learning_rate
 from runners.tally import Tally
 from runners.tasks.data import IGNORED, Batch, TaskData
@@ -46,6 +46,7 @@ class _Asked:
     weights: Path | None
     test: bool
     checkpoint: Checkpointing | None
+    group: Group
 
 
 def run_trial(
@@ -57,13 +58,15 @@ def run_trial(
     test: bool = False,
     checkpoint: Checkpointing | None = None,
     micro_batch_tokens: int = 0,
+    group: Group = ALONE,
 ) -> TrialResult:
     """Train and evaluate one candidate; whatever goes wrong inside becomes the status of the result.
 
     `report` is called with every reading after the first step and returns False to prune. `weights` is where the
     trained parameters are written, `test` whether the test split is read. With `checkpoint`, training goes on from the
     checkpoint there, to the same numbers, and keeps further ones. `micro_batch_tokens` overrides the budget's where it
-    is not 0: the loss is the same up to rounding. Only KeyboardInterrupt and SystemExit pass.
+    is not 0: the loss is the same up to rounding. `group` is the processes that train the model together, each by this
+    call; the first writes the files. Only KeyboardInterrupt and SystemExit pass.
     """
     tally = Tally(started=time.perf_counter())
     status, reason, last_lines, baseline = Status.OK, "", "", 0
@@ -72,7 +75,14 @@ def run_trial(
         used = replace(spec, budget=replace(spec.budget, micro_batch_tokens=micro_batch_tokens))
         tally.put(Metric.MICRO_BATCH_TOKENS, micro_batch_tokens)
     asked = _Asked(
-        spec=used, identity=spec.id, data=data, report=report, weights=weights, test=test, checkpoint=checkpoint
+        spec=used,
+        identity=spec.id,
+        data=data,
+        report=report,
+        weights=weights,
+        test=test,
+        checkpoint=checkpoint,
+        group=group,
     )
     try:
         with imposed(spec):
@@ -120,17 +130,20 @@ def _trial(asked: _Asked, tally: Tally) -> None:
     _train(model, candidate, asked, tally)
     _read_out(model, asked, tally)
     if asked.weights is not None:
-        keep_weights(model, asked.weights, tally)
+        whole = asked.group.gathered(model)
+        if asked.group.leads:
+            keep_weights(whole, asked.weights, tally)
 
 
 def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) -> None:
     """Spend the budget; readings at each multiple of eval_every and after the last step."""
-    spec, data, budget = asked.spec, asked.data, asked.spec.budget
+    spec, data, budget, group = asked.spec, asked.data, asked.spec.budget, asked.group
+    spread = group.spread(model)
     optimizer = candidate.optimizer.build(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     watch, checkups = Watch(budget.batch_tokens), Checkups(model, spec, data)
     state = State(model=model, optimizer=optimizer, watch=watch, checkups=checkups, tally=tally, device=spec.device)
-    keeper = Keeper(asked.checkpoint, state, asked.identity, budget.micro_batch_tokens)
+    keeper = Keeper(asked.checkpoint, state, asked.identity, budget.micro_batch_tokens, group)
     begun = keeper.resume()
     untrained = None if begun else _evaluate(model, asked, tally, "validation", data.shape.train_len)
     model.train()
@@ -141,11 +154,11 @@ def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) 
         progress = (step + 0.5) / n_steps
         set_learning_rate(optimizer, candidate.optimizer, candidate.schedule, progress)
         batch = data.batch(step, budget.batch_tokens // data.shape.train_len, spec.seeds.data)
-        loss = accumulate(model, candidate, spec, batch)
-        norm = clip_grad_norm_(parameters, candidate.training.gradient_clip, foreach=True)
+        loss = accumulate(spread, candidate, spec, batch, group, step)
+        norm = group.clip(parameters, candidate.training.gradient_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        rebalance(model)
+        group.rebalance(model)
         model.after_step()
         watch.add(loss, norm)
         tally.tokens += budget.batch_tokens
@@ -164,7 +177,10 @@ def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) 
         if not last:
             _check_time(asked, tally, f"after {tally.tokens} of {budget.tokens} tokens")
             if looks:
-                keeper.offer(step + 1, at_reading=reads)
+                ends = group.ends(tally.tokens, spec.device)
+                keeper.offer(step + 1, at_reading=reads, always=ends)
+                if ends:
+                    raise TrialEnd(Status.PREEMPTED, f"stopped after {tally.tokens} of {budget.tokens} tokens")
 
 
 def _check_time(asked: _Asked, tally: Tally, when: str) -> None:
@@ -173,27 +189,31 @@ def _check_time(asked: _Asked, tally: Tally, when: str) -> None:
         raise TrialEnd(Status.TIMED_OUT, f"budget.max_seconds={limit:g} passed {when}")
 
 
-def accumulate(model: DecoderLM, candidate: Candidate, spec: TrialSpec, batch: Batch) -> Tensor:
+def accumulate(
+    model: nn.Module, candidate: Candidate, spec: TrialSpec, batch: Batch, group: Group = ALONE, step: int = 0
+) -> Tensor:
     """Gradients of one batch, micro-batch by micro-batch, and its loss without smoothing or auxiliary terms.
 
     The loss of each counted target weighs the same whatever the micro-batch; auxiliary losses are means over rows.
     """
-    inputs, targets = batch
-    counted = max(int((targets != IGNORED).sum()), 1)
+    inputs, targets = group.rows(batch)
+    counted = max(int((batch[1] != IGNORED).sum()), 1)
+    first = group.rank * len(inputs)
     rows = spec.budget.micro_batch_tokens // inputs.shape[1]
     smoothing = candidate.training.label_smoothing
     total = torch.zeros((), device=spec.device)
-    for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
-        wanted = to_device(wanted, spec.device)
-        with autocast(spec.device, spec.dtype):
-            logits, auxiliary = model(
-                to_device(part, spec.device), checkpointing=candidate.training.activation_checkpointing
-            )
-        loss = summed_loss(logits, wanted, smoothing) / counted
-        (loss + auxiliary * (len(part) / len(inputs))).backward()
+    for start in range(0, len(inputs), rows):
+        part, wanted = inputs[start : start + rows], to_device(targets[start : start + rows], spec.device)
+        with group.part(model, spec.seeds.dropout, step, first + start, last=start + rows >= len(inputs)):
+            with autocast(spec.device, spec.dtype):
+                logits, auxiliary = model(
+                    to_device(part, spec.device), checkpointing=candidate.training.activation_checkpointing
+                )
+            loss = summed_loss(logits, wanted, smoothing) / counted
+            (loss + auxiliary * (len(part) / len(batch[0]))).backward()
         plain = summed_loss(logits.detach(), wanted) / counted if smoothing else loss.detach()
         total = total + plain
-    return total
+    return group.sum(total)
 
 
 def _read(model: DecoderLM, asked: _Asked, tally: Tally, watch: Watch) -> None:
@@ -226,7 +246,8 @@ def _evaluate(model: DecoderLM, asked: _Asked, tally: Tally, split: str, length:
     """One evaluation, timed."""
     spec = asked.spec
     since = time.perf_counter()
-    found = evaluate(model, asked.data.evaluation(split, spec.budget.eval_tokens, length), spec.device, spec.dtype)
+    batches = asked.data.evaluation(split, spec.budget.eval_tokens, length)
+    found = evaluate(model, batches, spec.device, spec.dtype, asked.group)
     tally.evaluate_seconds += time.perf_counter() - since
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from search_space.records import Reading, result_from_plain, spec_from_plain, to_plain
 
-__all__ = ["decode_event", "encode", "main"]
+__all__ = ["decode_event", "die_with", "encode", "main"]
 
 _SET_PARENT_DEATH_SIGNAL = 1
 
@@ -39,7 +39,7 @@ def decode_event(line: bytes) -> dict[str, Any]:
 
 def main(descriptor: int) -> None:
     """Serve until the driver closes the socket or dies."""
-    _die_with(os.getppid())
+    die_with(os.getppid())
     # The driver stops its workers itself: a Ctrl-C or SIGTERM to the whole group must not look like a failed trial.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -54,7 +54,8 @@ def main(descriptor: int) -> None:
     _serve(commands, send)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:

@@ -148,7 +148,13 @@ def from_plain(plain: Mapping[str, Any], full_space: FullSpace, tasks: Mapping[s
             "limits": Limits(**plain["limits"]),
             "budget": Budget(**plain["budget"]),
             "objectives": tuple(plain["objectives"]),
-            "search": SearchSpec(**{**plain["search"], "pruner": PrunerSpec(**plain["search"]["pruner"])}),
+            "search": SearchSpec(
+                **{
+                    **plain["search"],
+                    "pruner": PrunerSpec(**plain["search"]["pruner"]),
+                    "warm_start": tuple(plain["search"].get("warm_start", ())),
+                }
+            ),
             "engine": EngineSpec(**plain["engine"]),
             "final": FinalSpec(
                 seeds=plain["final"]["seeds"],

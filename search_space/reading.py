@@ -207,7 +207,7 @@ def _engine(top: Section) -> EngineSpec:
 def _search(top: Section) -> SearchSpec:
     """How points are proposed; a pruner's grace is 0 where the file gives none."""
     default = SearchSpec()
-    section = top.section("search", ("sampler", "pruner", "trials", "seed", "population", "diagnostics"))
+    section = top.section("search", ("sampler", "pruner", "trials", "seed", "population", "diagnostics", "warm_start"))
     sampler = section.take("sampler", values.one_of("sampler", settings.SAMPLERS), default.sampler)
     population = settings.POPULATIONS.get(sampler, default.population)
     return SearchSpec(
@@ -217,6 +217,7 @@ def _search(top: Section) -> SearchSpec:
         seed=section.take("seed", values.count(low=0, high=2**31 - 1), default.seed),
         population=section.take("population", values.count(low=2, high=10**5), population),
         diagnostics=section.take("diagnostics", values.flag, default.diagnostics),
+        warm_start=section.take("warm_start", values.many(values.name), default.warm_start),
     )
 
 

@@ -52,6 +52,12 @@ def check(faults: Faults, fields: Mapping[str, Any]) -> None:
     """Record every broken rule whose parts are sound in themselves."""
     _check_budget(faults, fields["budget"], fields["task"], fields["search"].pruner)
     _check_search(faults, fields["search"], fields["objectives"], fields["space"])
+    if fields["name"] in fields["search"].warm_start:
+        faults.add(
+            "search.warm_start",
+            f"names this search itself ({fields['name']}); remove it: the same command goes on with a search, and "
+            "--extend goes on under an edited file",
+        )
     _check_objectives(faults, fields)
     _check_contrasts(faults, fields)
 

@@ -79,13 +79,15 @@ class SearchSpec:
     seed: int = 0
     population: int = 8
     """Points per generation of nsga2; trials that live at a time for evolution."""
+    warm_start: tuple[str, ...] = ()
+    """Names of earlier searches whose trials inform the sampler, never counted or shown as this search's own."""
     diagnostics: bool = False
     """Whether each trial's model is looked at on the way: attention, ranks, growth, gradients; warnings in words."""
 
     def plain(self) -> dict[str, Any]:
-        """As plain data; diagnostics only where they are asked for, so that searches without keep their identity."""
-        plain = dataclasses.asdict(self)
-        return plain if self.diagnostics else {key: value for key, value in plain.items() if key != "diagnostics"}
+        """As plain data; what was added later only where it is asked for: other searches keep their identity."""
+        plain = {**dataclasses.asdict(self), "warm_start": list(self.warm_start)}
+        return {key: value for key, value in plain.items() if value or key not in ("diagnostics", "warm_start")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,13 @@ options are in the slow tier. What rounding would blur is compared in float64.
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from registered_cases import (
     BUILT,
+    FAMILIES,
     MIXERS,
     OPTION_CASES,
     OPTIONS,
@@ -25,11 +27,25 @@ from registered_cases import (
     pairs,
     slow,
     tiered,
+    with_placement,
 )
 from torch import Tensor
 
 from blocks import cost, registry
-from blocks.families import Context, Hook, InfeasibleArchitecture
+from blocks.families import (
+    BOTH_DIRECTIONS,
+    AbstractFFN,
+    AbstractInit,
+    AbstractMixer,
+    AbstractNorm,
+    AbstractPlacement,
+    AbstractPosition,
+    AbstractResidual,
+    Context,
+    Direction,
+    Hook,
+    InfeasibleArchitecture,
+)
 from blocks.model import DecoderLM, ModelConfig
 
 Make = Callable[..., ModelConfig]
@@ -82,6 +98,57 @@ def test_builds_trains_and_keeps_its_identity(small: Make, changes: Changes) -> 
     on_meta = sum(parameter.numel() for parameter in config.build(seed=1, device="meta").parameters())
     real = sum(parameter.numel() for parameter in model.parameters())
     assert cost.count_parameters(config).total == on_meta == real
+
+
+LEAST = {
+    "mixer": (AbstractMixer, 30),
+    "position": (AbstractPosition, 20),
+    "ffn": (AbstractFFN, 16),
+    "init": (AbstractInit, 12),
+}
+
+
+def test_the_registry_is_as_wide_as_it_claims() -> None:
+    for name, (family, least) in LEAST.items():
+        assert len(registry.variants(family)) >= least, name
+    forms = sum(len(registry.variants(family)) for family in (AbstractNorm, AbstractPlacement, AbstractResidual))
+    assert forms >= 15
+
+
+def every_block() -> list[Any]:
+    """Every registered variant once, in a decoder where it can look back only, else in an encoder."""
+    found = []
+    for name, family in FAMILIES.items():
+        for kind, config in registry.variants(family).items():
+            changes: Changes = {f"{name}.kind": kind}
+            directions = getattr(config, "directions", BOTH_DIRECTIONS)
+            encoder = Direction.CAUSAL not in directions
+            if name == "mixer":
+                changes["position.kind"] = "sinusoidal"
+            if encoder and name != "stack":
+                changes["stack.kind"] = "encoder"
+            quick = encoder or name == "stack"
+            found.append(pytest.param(with_placement(changes), marks=() if quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize("changes", every_block(), ids=label)
+def test_every_registered_block_trains_in_its_stack(small: Make, changes: Changes) -> None:
+    """Twenty steps on one batch lower its loss by a tenth."""
+    config = small(changes)
+    model = config.build(seed=1)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    tokens = tokens_for(config)
+    inputs = (tokens.flip(1), tokens[:, :-1]) if config.stack.kind == "encoder_decoder" else (tokens[:, :-1],)
+    for step in range(21):
+        torch.manual_seed(step)
+        y, auxiliary = model(*inputs)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(y.flatten(0, 1), tokens[:, 1:].flatten())
+        (loss + auxiliary).backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0], losses
 
 
 @cases

@@ -148,6 +148,8 @@ class Hyena(AbstractMixer):
     proof: ClassVar[str] = "test_hyena_is_a_gated_direct_convolution"
     reference: ClassVar[str] = "torch conv1d"
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING})
+    absorbs: ClassVar[frozenset[Role]] = frozenset({Role.QUERY})
+    """The filter's maps run over places, not over tokens."""
 
     width: int = choice(32, 64, 128, 256, default=128, help="channels that are convolved; decoding keeps one per token")
     filter_width: int = choice(16, 32, 64, default=32, help="width of the network that gives the filter")

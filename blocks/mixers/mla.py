@@ -141,6 +141,7 @@ class Mla(AbstractMixer):
     offers: ClassVar[frozenset[Hook]] = frozenset({Hook.EMBEDDING, Hook.ROTATE, Hook.SCALE, Hook.SCORE_BIAS})
     """Rotation and scaling reach the decoupled channels alone: on the latent they would forbid absorption."""
     weighs_values: ClassVar[bool] = True
+    absorbs: ClassVar[frozenset[Role]] = frozenset({Role.KEY, Role.VALUE})
 
     heads: int = choice(1, 2, 4, 8, default=4, help="query heads; the cache does not grow with them")
     head_dim: int = attention.head_dim_field()

@@ -1,5 +1,6 @@
 """Softmax attention over the last tokens only."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,48 +55,22 @@ class SlidingWindow(AbstractMixer):
     def reach(self) -> int | None:
         return self.window
 
+    def unlimited(self) -> Softmax:
+        """The same attention without a window."""
+        return Softmax(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Softmax)})
+
     def build(self, dims: Dims) -> MixerModule:
-        return heads.AttentionModule(
-            d_model=dims.d_model,
-            shape=self.head_shape(),
-            window=self.window,
-            qk_norm=self.qk_norm,
-            train_len=dims.train_len,
-            attention_dropout=self.attention_dropout,
-            entropy_weight=self.entropy_weight,
-            direction=dims.direction,
-            options=self._options(),
-        )
+        return self.unlimited().attention(dims, self.window)
 
     def head_shape(self) -> HeadShape:
-        return HeadShape(heads=self.kv_heads * self.queries_per_kv, kv_heads=self.kv_heads, head_dim=self.head_dim)
-
-    def _options(self) -> attention_options.AttentionOptions:
-        return attention_options.AttentionOptions(
-            gate=self.gate, sink=self.sink, softcap=self.softcap, memory=self.memory
-        )
+        return self.unlimited().head_shape()
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
         keys = heads.mean_visible(length, self.window) if causal else float(min(self.window, length))
-        shape = self.head_shape()
-        added = self._options().flops_per_token(dims.d_model, shape)
-        return heads.projection_flops(dims.d_model, shape) + heads.score_flops(shape, keys) + added
+        return self.unlimited().attention_flops(dims, keys)
 
     def canonical(self, dims: Dims) -> AbstractMixer:
-        if self.window < dims.max_len:
-            return self
-        return Softmax(
-            kv_heads=self.kv_heads,
-            queries_per_kv=self.queries_per_kv,
-            head_dim=self.head_dim,
-            qk_norm=self.qk_norm,
-            attention_dropout=self.attention_dropout,
-            entropy_weight=self.entropy_weight,
-            gate=self.gate,
-            sink=self.sink,
-            softcap=self.softcap,
-            memory=self.memory,
-        )
+        return self if self.window < dims.max_len else self.unlimited()
 
     def check(self, dims: Dims) -> None:
         if self.window < 1:

@@ -39,10 +39,14 @@ class Softmax(AbstractMixer):
     memory: int = attention_options.memory_field()
 
     def build(self, dims: Dims) -> MixerModule:
+        return self.attention(dims, None)
+
+    def attention(self, dims: Dims, window: int | None) -> heads.AttentionModule:
+        """Attention with these fields over so many keys; None: all that the direction allows."""
         return heads.AttentionModule(
             d_model=dims.d_model,
             shape=self.head_shape(),
-            window=None,
+            window=window,
             qk_norm=self.qk_norm,
             train_len=dims.train_len,
             attention_dropout=self.attention_dropout,
@@ -60,7 +64,10 @@ class Softmax(AbstractMixer):
         )
 
     def flops_per_token(self, dims: Dims, length: int, causal: bool) -> float:
-        keys = heads.mean_visible(length, length) if causal else float(length)
+        return self.attention_flops(dims, heads.mean_visible(length, length) if causal else float(length))
+
+    def attention_flops(self, dims: Dims, keys: float) -> float:
+        """Forward FLOPs per token where a query sees so many keys."""
         shape = self.head_shape()
         added = self._options().flops_per_token(dims.d_model, shape)
         return heads.projection_flops(dims.d_model, shape) + heads.score_flops(shape, keys) + added

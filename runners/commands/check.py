@@ -15,6 +15,7 @@ from blocks.cautions import cautions
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import Resolved, make_spec, rebuild, resolve
 from runners.commands.reading import read_experiment
+from runners.guard import Guard
 from runners.progress import in_words
 from runners.tasks import task_from_plain
 from search_space.canon import seed_from
@@ -42,13 +43,17 @@ def _facts(experiment: Experiment, samples: int) -> dict[str, Any]:
     started = time.perf_counter()
     drawn = 0
     points = size(experiment.space)
+    guard = Guard(experiment)
     while drawn < min(samples, points) and time.perf_counter() - started < _SAMPLE_SECONDS:
         drawn += 1
         try:
-            legal.append(resolve(random_point(experiment.space, rng), experiment, shape))
+            point = random_point(experiment.space, rng)
+            guard.check(point, shape)
+            legal.append(resolve(point, experiment, shape))
             doubts.update(cautions(legal[-1].candidate.model))
         except InfeasibleArchitecture as error:
             refusals[str(error)] += 1
+    guard.close()
     facts: dict[str, Any] = {
         "name": experiment.name,
         "points": None if math.isinf(points) else int(points),

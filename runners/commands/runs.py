@@ -137,6 +137,8 @@ def _run_text(entry: dict[str, Any]) -> str:
     ]
     if entry["reason"]:
         lines.append(f"  reason   {entry['reason']}")
+    for word, tag in (("attempt", Tag.ATTEMPTS), ("remark", Tag.REMARKS), ("weights", Tag.WEIGHTS)):
+        lines += [f"  {word.ljust(8)} {line}" for line in entry["tags"].get(tag, "").splitlines()]
     lines += [f"  caution  {caution}" for caution in entry["tags"].get(Tag.CAUTIONS, "").splitlines()]
     lines += [f"  warning  {warning}" for warning in entry["warnings"]]
     for heading, values in (("result and cost", entry["metrics"]), ("parameters", entry["params"])):

@@ -17,7 +17,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, report, and print what to type next; 1 when no trial came to a result."""
     overrides = [f"search.trials={arguments.trials}"] if arguments.trials else []
     overrides += [f"search.seed={arguments.seed}"] if arguments.seed is not None else []
+    overrides += [f"engine.retries={arguments.retries}"] if arguments.retries is not None else []
     overrides += [f"engine.kind={arguments.engine}"] if arguments.engine else []
+    overrides += [f"search.warm_start=[{', '.join(arguments.warm_start)}]"] if arguments.warm_start else []
     experiment = read_experiment(arguments, tuple(overrides))
     place = locate(arguments.tracking_uri)
     print(_opening(experiment, arguments.jobs), file=sys.stderr)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocks.families import InfeasibleArchitecture
 from blocks.gated_residual import GruGate, HighwayGate
 from blocks.model import DecoderLM, ModelConfig
 
@@ -63,7 +62,7 @@ def test_an_open_highway_gate_is_plain_and_a_shut_one_passes_nothing(small: Make
 
 
 @pytest.mark.parametrize("kind", ["gru_gate", "highway_gate"])
-def test_gates_start_near_the_identity_and_refuse_layers_that_norm_the_stream(small: Make, kind: str) -> None:
+def test_gates_start_nearer_the_identity_the_more_they_are_shut(small: Make, kind: str) -> None:
     moved = []
     for start in (0.0, 2.0):
         model = small({"residual.kind": kind, f"residual.{kind}.start": start, "d_model": 64}).build(seed=0).eval()
@@ -71,8 +70,17 @@ def test_gates_start_near_the_identity_and_refuse_layers_that_norm_the_stream(sm
         gate = model.residual.gates[0]
         moved.append(float((gate(x, x.flip(1)) - x).detach().norm()))
     assert moved[1] < 0.5 * moved[0]
-    with pytest.raises(InfeasibleArchitecture, match="post"):
-        small({"residual.kind": kind, "placement.kind": "post"})
+
+
+def test_a_highway_over_post_norm_layers_mixes_the_stream_before_and_after(small: Make) -> None:
+    """Highway Networks, eq. 3: T H(x) + (1 - T) x, where H is the layer, its norm and all."""
+    model = small({"residual.kind": "highway_gate", "placement.kind": "post", "layers": 1}).build(seed=0).eval()
+    seen: list[Tensor] = []
+    model.layers[0].register_forward_hook(lambda _, args, out: seen.extend([args[0], out]))
+    logits = model(TOKENS)[0]
+    x, after = seen
+    transform = torch.sigmoid(x @ model.residual.gates[0].transform.weight.T - 2.0)
+    torch.testing.assert_close(logits, (transform * after + (1 - transform) * x) @ model.embedding.T)
 
 
 def test_the_depth_average_starts_plain_and_sums_what_it_has_seen(small: Make) -> None:

@@ -46,7 +46,7 @@ def registered(family: type, *kinds: str) -> list[str]:
 
 
 def legal(config: ModelConfig) -> DecoderLM:
-    """The model of a decoder that trains a step and leaves the past alone."""
+    """The model of a decoder that trains a step, looks back only, decodes as it reads, and ignores padding and rows."""
     model = config.build(seed=0).train()
     torch.manual_seed(0)
     logits, auxiliary = model(TOKENS)
@@ -61,6 +61,13 @@ def legal(config: ModelConfig) -> DecoderLM:
             other = TOKENS.clone()
             other[:, place] = (other[:, place] + 1) % 48
             torch.testing.assert_close(model(other)[0][:, :place], before[:, :place], rtol=0, atol=1e-6)
+        if isinstance(model, DecoderLM):
+            first, state = model.step(TOKENS[:, :9], model.empty_state(2), 0)
+            rest, _ = model.step(TOKENS[:, 9:], state, 9)
+            torch.testing.assert_close(torch.cat([first, rest], dim=1), before, rtol=1e-4, atol=1e-5)
+        padded, live = torch.cat([TOKENS, TOKENS[:, :4]], dim=1), torch.arange(25) < 21
+        torch.testing.assert_close(model(padded, live.expand(2, -1))[0][:, :21], before, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(TOKENS[:1])[0], before[:1], rtol=1e-4, atol=1e-5)
     return model
 
 
@@ -219,6 +226,15 @@ def test_row_16_latent_attention_rotates_a_part_of_its_own(small: Make, position
             part, state = model.step(TOKENS[:, place : place + 1], state, place)
             parts.append(part)
         torch.testing.assert_close(torch.cat(parts, dim=1), model(TOKENS)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["mla", "hyena"])
+def test_row_16_maps_whose_weights_are_applied_directly_take_no_norms(small: Make, mixer: str) -> None:
+    """Decoding multiplies MLA's weights with each other, and would pass by what stands at the maps."""
+    changes = {"mixer.kind": mixer, "position.kind": "none", "placement.kind": "hybridnorm"}
+    message = refused(lambda: small(changes), f"'{mixer}'", "'hybridnorm'")
+    assert "softmax" in message
+    assert "pre" in message
 
 
 def test_row_17_a_layer_has_one_placement(small: Make) -> None:

@@ -38,7 +38,7 @@ def test_sizing_fields_are_no_part_of_the_identity(small: Make) -> None:
 
 
 def test_variants_come_in_alphabetical_order() -> None:
-    assert list(registry.variants(AbstractNorm)) == ["dyt", "layernorm", "rmsnorm", "scalenorm"]
+    assert list(registry.variants(AbstractNorm)) == ["derf", "dyt", "layernorm", "rmsnorm", "scalenorm"]
     assert list(registry.variants(AbstractPattern)) == ["every_nth", "uniform"]
 
 

@@ -1,5 +1,7 @@
 """The size solver: lands within tolerance, keeps the FFN's shape, refuses little, and is quick."""
 
+import contextlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -121,6 +123,34 @@ def test_illegal_points_keep_their_own_message(small: Make) -> None:
         size.solve(plain, measure="params", target=1e6, **CONTEXT)
 
 
+def too_large(point: dict[str, Any]) -> bool:
+    """Whether the smallest model of a point misses a target of a million parameters by more than one percent."""
+    smallest = registry.decode(ModelConfig, {**point, "d_model": size.WIDTH_STEP}, d_ff=size.NARROWEST_FFN, **CONTEXT)
+    return cost.count_parameters(smallest).total > 1.01e6
+
+
+WIDTHS = ("heads", "kv_heads", "queries_per_kv", "head_dim")
+"""Fields of mixers that decide the size of their smallest model, depth apart."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind, mixer in registry.variants(AbstractMixer).items() if Direction.CAUSAL in mixer.directions]
+)
+def test_at_most_one_point_in_twenty_of_any_mixer_is_too_large(small: Make, kind: str) -> None:
+    """Counted over all numbers of layers, heads and channels: among some dozen draws chance passes any bound."""
+    fields = derive(registry.lookup(AbstractMixer, kind), registry.variants).fields
+    widths = [name for name in WIDTHS if name in fields]
+    base = point_of(small({"mixer.kind": kind, "position.kind": "none"}))
+    large = []
+    for layers, *values in itertools.product(range(2, 7), *(fields[name].options for name in widths)):
+        mixer = {**base["mixer"][kind], **dict(zip(widths, values, strict=True))}
+        with contextlib.suppress(InfeasibleArchitecture):
+            large.append(too_large({**base, "layers": layers, "mixer": {"kind": kind, kind: mixer}}))
+    assert len(large) >= 5
+    assert sum(large) <= 0.05 * len(large)
+
+
 @pytest.mark.slow
 def test_the_solver_refuses_few_draws_and_few_of_any_variant() -> None:
     space, rng = attention_space(), random.Random(0)
@@ -137,6 +167,7 @@ def test_the_solver_refuses_few_draws_and_few_of_any_variant() -> None:
             assert abs(cost.count_parameters(config).total / 1e6 - 1) <= 0.01
         except InfeasibleArchitecture:
             refused_by.update(names)
+            assert too_large(point), point
     assert refused_by["all"] / total <= 0.02, refused_by
     # A variant has some sixty draws now, of which one more or less is chance.
     often = {name: (refused_by[name], count) for name, count in drawn_by.items() if refused_by[name] > 1 + 0.05 * count}

@@ -15,6 +15,9 @@ from blocks.mixers.softmax import Softmax
 from blocks.registry import register
 from search_space.domains import choice
 
+LATE_SECONDS = 14.0
+"""How long a model takes to be built that is late."""
+
 
 def _hang() -> None:
     while True:
@@ -25,13 +28,26 @@ def _raise() -> None:
     raise RuntimeError("this mixer always raises")
 
 
+def _fill() -> None:
+    """Write to a disk that is full."""
+    with open("/dev/full", "w") as file:
+        file.write("no room")
+
+
+def _on_meta() -> bool:
+    return torch.empty(0).device.type == "meta"
+
+
 WAYS = {
     "none": lambda: None,
+    "slow": lambda: time.sleep(0.25),
     "segfault": lambda: ctypes.string_at(0),
     "exit": lambda: os._exit(7),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": _hang,
     "memory": lambda: torch.empty(2**58),
+    "disk": _fill,
+    "late": lambda: None,
     "raise": _raise,
     "nan": lambda: None,
 }
@@ -49,6 +65,8 @@ class Misbehaving(AbstractMixer):
     way: str = choice(*WAYS, default="none", help="How it goes wrong")
 
     def build(self, dims: Dims) -> MixerModule:
+        if self.way == "late" and not _on_meta():
+            time.sleep(LATE_SECONDS)
         module = Softmax(kv_heads=1, queries_per_kv=1, head_dim=8, qk_norm="none").build(dims)
         module.register_forward_pre_hook(self._go_wrong)
         if self.way == "nan":

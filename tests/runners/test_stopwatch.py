@@ -53,7 +53,7 @@ def test_of_a_space_that_is_feasible_in_two_percent_only_feasible_trials_start(t
 
 
 DEEP = (
-    "model.layers=[1, 8]",
+    "model.layers=[1, 32]",
     "model.d_model=64",
     "model.mixer={softmax: {kv_heads: 1, queries_per_kv: 1, head_dim: 8, qk_norm: none}}",
     "model.position=none",
@@ -70,20 +70,20 @@ def first(folder: Path, layers: int) -> Proposed:
 
 @pytest.fixture(scope="module")
 def speeds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Speed]:
-    """Of one layer and of eight."""
+    """Of one layer and of thirty-two."""
     folder = tmp_path_factory.mktemp("speeds")
-    return {layers: measured(first(folder / str(layers), layers).spec) for layers in (1, 8)}
+    return {layers: measured(first(folder / str(layers), layers).spec) for layers in (1, 32)}
 
 
 def test_a_deeper_model_is_slower(speeds: dict[int, Speed]) -> None:
-    assert speeds[8].latency_ms > 2 * speeds[1].latency_ms
-    assert speeds[8].tokens_per_second < speeds[1].tokens_per_second / 2
+    assert speeds[32].latency_ms > 4 * speeds[1].latency_ms
+    assert speeds[32].tokens_per_second < speeds[1].tokens_per_second / 4
 
 
 @pytest.mark.parametrize("name", ["max_latency_ms", "min_tokens_per_second"])
 def test_a_model_measured_as_too_slow_is_never_a_trial(tmp_path: Path, speeds: dict[int, Speed], name: str) -> None:
     figure = name.removeprefix("max_").removeprefix("min_")
-    between = (getattr(speeds[1], figure) * getattr(speeds[8], figure)) ** 0.5
+    between = (getattr(speeds[1], figure) * getattr(speeds[32], figure)) ** 0.5
     asked = (*DEEP, f"limits.{name}={between}", "search.sampler=random")
     with opened(tmp_path, *asked) as study:
         for _ in range(6):

@@ -1,0 +1,157 @@
+"""What the Ray engine promises: the local engine's results to the bit, and a word about every trial however it ends."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from given import GivenSource
+from namespaces import HEAD, PORT, TwoMachines
+from ray.cluster_utils import Cluster
+from studied import FINITE, experiment
+
+from runners.candidate import make_spec, resolve
+from runners.engine import Interrupts, Job
+from runners.local_engine import LocalEngine
+from runners.ray_engine import RayEngine
+from runners.tasks import task_from_plain
+from search_space.records import Seeds, Status, TrialResult, TrialSpec, to_plain
+from search_space.space import default_point
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialSpec, Path]:
+    """A sound spec and the file of its data."""
+    file = tmp_path_factory.mktemp("data") / "data.safetensors"
+    asked = experiment(*FINITE)
+    data = task_from_plain(asked.task).prepare()
+    data.save(file)
+    resolved = resolve(default_point(asked.space), asked, data.shape)
+    spec = make_spec(resolved, asked, fingerprint=data.fingerprint, seeds=Seeds(init=1, data=2, dropout=3))
+    return spec, file
+
+
+def going_wrong(spec: TrialSpec, way: str, max_seconds: float = 60.0) -> TrialSpec:
+    """The spec with the mixer of misbehaving.py, which only workers import."""
+    model = {**spec.candidate["model"], "mixer": {"kind": "misbehaving", "misbehaving": {"way": way}}}
+    return dataclasses.replace(
+        spec,
+        candidate={**spec.candidate, "model": model},
+        blocks=("misbehaving",),
+        budget=dataclasses.replace(spec.budget, max_seconds=max_seconds),
+    )
+
+
+def numbers(result: TrialResult) -> tuple[object, ...]:
+    """What does not depend on the clock."""
+    metrics = {name: value for name, value in result.metrics.items() if "second" not in name and "peak" not in name}
+    curve = [(reading.tokens, reading.loss, reading.train_loss) for reading in result.curve]
+    return result.status, result.reason, result.tokens, metrics, curve
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head with room for one trial, whose cluster notices within seconds that a machine is gone."""
+    quick = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": quick})
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.fault
+def test_a_machine_dies_and_its_trial_alone_is_preempted(
+    small: tuple[TrialSpec, Path], tmp_path: Path, cluster: Cluster
+) -> None:
+    spec, file = small
+    node = cluster.add_node(num_cpus=1)
+    jobs = [Job(key=key, spec=going_wrong(spec, "slow"), weights=tmp_path / f"{key}") for key in range(4)]
+    source = GivenSource(jobs)
+
+    def kill_when_both_run() -> bool:
+        if not source.preempted and sum(bool(source.readings[key]) for key in source.running) == 2:
+            cluster.remove_node(node, allow_graceful=False)
+            source.on_tick = lambda: True
+        return True
+
+    source.on_tick = kill_when_both_run
+    with (
+        Interrupts() as interrupts,
+        RayEngine(jobs=2, data=file, folder=tmp_path, address=cluster.address, blocks=("misbehaving",)) as engine,
+    ):
+        assert engine.drive(source, interrupts)
+    assert source.peak == 2
+    assert len(source.preempted) == 1
+    (lost,) = source.preempted.values()
+    assert "taken away" in lost.reason
+    assert lost.tokens > 0
+    assert [source.results[key].status for key in range(4)] == [Status.OK] * 4
+    assert all((tmp_path / f"{key}").exists() for key in range(4))
+
+
+@pytest.mark.fault
+def test_a_machine_out_of_reach_is_given_up_and_one_without_our_files_is_served(
+    small: tuple[TrialSpec, Path], tmp_path: Path
+) -> None:
+    spec, file = small
+    folder = tmp_path / "search"
+    folder.mkdir()
+    data = folder / "data.safetensors"
+    data.write_bytes(file.read_bytes())
+    with TwoMachines(folder, tmp_path / "ray.log") as machines:
+        command = [sys.executable, str(HERE / "ray_drive.py"), f"{HEAD}:{PORT}", str(data), str(folder)]
+        with subprocess.Popen(
+            machines.inside(0, *command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as driver:
+            assert driver.stdin is not None
+            assert driver.stdout is not None
+            driver.stdin.write(f"{json.dumps(to_plain(going_wrong(spec, 'slow')))}\n")
+            driver.stdin.flush()
+            assert driver.stdout.readline() == "both\n"
+            before = set(folder.iterdir())
+            machines.pull_the_cable()
+            told = json.loads(driver.stdout.readline())
+    assert told["peak"] == 2
+    assert len(told["preempted"]) == 1
+    assert told["results"] == dict.fromkeys("0123", "ok")
+    assert {f"{key}" for key in range(4)} <= {path.name for path in folder.iterdir()}, before
+
+
+@pytest.mark.fault
+def test_every_way_to_end_is_told_as_by_the_local_engine(small: tuple[TrialSpec, Path], tmp_path: Path) -> None:
+    spec, file = small
+    jobs = [
+        Job(key=0, spec=spec, weights=tmp_path / "0.safetensors", test=True),
+        Job(key=1, spec=spec),
+        *(Job(key=2 + k, spec=going_wrong(spec, way)) for k, way in enumerate(("segfault", "raise", "nan", "exit"))),
+        Job(key=6, spec=going_wrong(spec, "hang", 3.0)),
+        Job(key=7, spec=spec),
+    ]
+    local, far = GivenSource(jobs, pruned={1}), GivenSource(jobs, pruned={1})
+    with Interrupts() as interrupts:
+        with LocalEngine(jobs=1, data=file, folder=tmp_path / "local") as engine:
+            assert engine.drive(local, interrupts)
+        (tmp_path / "0.safetensors").unlink()
+        with RayEngine(jobs=2, data=file, folder=tmp_path) as engine:
+            assert engine.drive(far, interrupts)
+            assert engine.drive(GivenSource([Job(key=0, spec=spec)]), interrupts)
+    assert far.peak == 2
+    assert [far.results[key].status for key in range(8)] == [
+        Status.OK,
+        Status.PRUNED,
+        Status.FAILED,
+        Status.FAILED,
+        Status.DIVERGED,
+        Status.FAILED,
+        Status.TIMED_OUT,
+        Status.OK,
+    ]
+    for key in far.results.keys() - {6}:
+        assert numbers(far.results[key]) == numbers(local.results[key])
+    assert "test/loss" in far.results[0].metrics
+    assert (tmp_path / "0.safetensors").exists()
+    assert "about to segfault" in far.results[2].last_lines
