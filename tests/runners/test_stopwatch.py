@@ -80,6 +80,7 @@ def test_a_deeper_model_is_slower(speeds: dict[int, Speed]) -> None:
     assert speeds[32].tokens_per_second < speeds[1].tokens_per_second / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["max_latency_ms", "min_tokens_per_second"])
 def test_a_model_measured_as_too_slow_is_never_a_trial(tmp_path: Path, speeds: dict[int, Speed], name: str) -> None:
     figure = name.removeprefix("max_").removeprefix("min_")
