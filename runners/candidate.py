@@ -107,7 +107,9 @@ def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, s
     """All that decides the trial's numbers; device and dtype 'auto' become what this machine has."""
     engine = experiment.engine
     check_budget(experiment.budget, resolved.candidate.model.train_len)
-    device = pick_device(engine.device)
+    # Trials that ask Ray for a GPU run where there is one, which need not be here.
+    elsewhere = engine.kind == "ray" and engine.gpus > 0 and engine.device != "cpu"
+    device = "cuda" if elsewhere else pick_device(engine.device)
     return TrialSpec(
         candidate=encode(resolved.candidate),
         task=dict(experiment.task),
@@ -170,7 +172,9 @@ def pick_dtype(wanted: str, device: str) -> str:
     """'float32' or 'bfloat16'; 'auto' is bfloat16 on a CUDA device that has it in hardware."""
     if wanted != "auto":
         return wanted
-    return "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    if device == "cpu" or not torch.cuda.is_available():
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 def check_budget(budget: Budget, train_len: int) -> None:

@@ -33,6 +33,11 @@ def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, 
     """The experiment's engine, to be entered; `jobs` overrides the experiment's, `address` names a Ray cluster."""
     asked = experiment.engine
     if asked.kind == "ray":
+        if address.startswith("ray://"):
+            raise UserError(
+                f"--address {address}: a search drives its trials from a machine of the cluster; run it there with "
+                f"--address auto, or name the head's own HOST:6379"
+            )
         if importlib.util.find_spec("ray") is None:
             raise UserError("engine.kind='ray' needs the package ray: pip install 'assay-search[ray]'")
         hush_ray()

@@ -57,11 +57,6 @@ class RayEngine(AbstractEngine):
         blocks: tuple[str, ...] = (),
     ) -> None:
         """`folder` is the search's own, where machines that see it find data and leave weights; no `address`: here."""
-        if address.startswith("ray://"):
-            raise UserError(
-                f"--address {address}: a search drives its trials from a machine of the cluster; run it there with "
-                f"--address auto, or name the head's own HOST:6379"
-            )
         hush_ray()
         self.jobs = jobs
         self._needs = {"CPU": cpus, "GPU": gpus}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 import uuid
@@ -10,7 +11,19 @@ from typing import Self
 
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
 PORT = 6379
-_QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+"""Has Ray notice within seconds that a machine is gone."""
+
+
+def available() -> bool:
+    """True where this user may make network namespaces."""
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
+        return False
+    name = f"assay-{uuid.uuid4().hex[:6]}"
+    if subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode:
+        return False
+    _ip("netns", "delete", name)
+    return True
 
 
 class TwoMachines:
@@ -34,7 +47,7 @@ class TwoMachines:
             _ip("-n", name, "link", "set", end, "up")
             _ip("-n", name, "link", "set", "lo", "up")
         start = ["ray", "start", "--block", "--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"]
-        config = f"--system-config={json.dumps(_QUICK)}"
+        config = f"--system-config={json.dumps(QUICK)}"
         head = ["--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--include-dashboard=false", config]
         self._start(self.inside(0, *start, *head))
         joined = " ".join([*start, f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}"])

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from given import GivenSource
-from namespaces import HEAD, PORT, TwoMachines
+from namespaces import HEAD, PORT, QUICK, TwoMachines, available
+from processes import descendants
 from ray.cluster_utils import Cluster
 from studied import FINITE, experiment
 
+from runners import ray_talk
 from runners.candidate import make_spec, resolve
 from runners.engine import Interrupts, Job
 from runners.local_engine import LocalEngine
@@ -54,11 +58,20 @@ def numbers(result: TrialResult) -> tuple[object, ...]:
     return result.status, result.reason, result.tokens, metrics, curve
 
 
+def stop_what_runs(source: GivenSource) -> bool:
+    """Once the trial has given a reading, stop the processes of all actors."""
+    if source.running and source.readings[0]:
+        for pid in descendants(os.getpid()):
+            if b"ray::_" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGSTOP)
+        source.on_tick = lambda: True
+    return True
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head with room for one trial, whose cluster notices within seconds that a machine is gone."""
-    quick = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": quick})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": QUICK})
     yield made
     made.shutdown()
 
@@ -94,6 +107,7 @@ def test_a_machine_dies_and_its_trial_alone_is_preempted(
 
 
 @pytest.mark.fault
+@pytest.mark.skipif(not available(), reason="network namespaces need root and iproute2")
 def test_a_machine_out_of_reach_is_given_up_and_one_without_our_files_is_served(
     small: tuple[TrialSpec, Path], tmp_path: Path
 ) -> None:
@@ -112,17 +126,19 @@ def test_a_machine_out_of_reach_is_given_up_and_one_without_our_files_is_served(
             driver.stdin.write(f"{json.dumps(to_plain(going_wrong(spec, 'slow')))}\n")
             driver.stdin.flush()
             assert driver.stdout.readline() == "both\n"
-            before = set(folder.iterdir())
             machines.pull_the_cable()
             told = json.loads(driver.stdout.readline())
     assert told["peak"] == 2
     assert len(told["preempted"]) == 1
     assert told["results"] == dict.fromkeys("0123", "ok")
-    assert {f"{key}" for key in range(4)} <= {path.name for path in folder.iterdir()}, before
+    assert {f"{key}" for key in range(4)} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.fault
-def test_every_way_to_end_is_told_as_by_the_local_engine(small: tuple[TrialSpec, Path], tmp_path: Path) -> None:
+def test_every_way_to_end_is_told_as_by_the_local_engine(
+    small: tuple[TrialSpec, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_talk, "GRACE_SECONDS", 0.1)
     spec, file = small
     jobs = [
         Job(key=0, spec=spec, weights=tmp_path / "0.safetensors", test=True),
@@ -138,7 +154,13 @@ def test_every_way_to_end_is_told_as_by_the_local_engine(small: tuple[TrialSpec,
         (tmp_path / "0.safetensors").unlink()
         with RayEngine(jobs=2, data=file, folder=tmp_path) as engine:
             assert engine.drive(far, interrupts)
-            assert engine.drive(GivenSource([Job(key=0, spec=spec)]), interrupts)
+            stopped = GivenSource([Job(key=0, spec=going_wrong(spec, "slow", 20.0))])
+            stopped.on_tick = lambda: stop_what_runs(stopped)
+            assert engine.drive(stopped, interrupts)
+            with pytest.raises(ZeroDivisionError):
+                engine.drive(GivenSource([Job(key=0, spec=spec)], on_tick=lambda: bool(1 // 0)), interrupts)
+    assert stopped.results[0].status is Status.TIMED_OUT
+    assert "no word from the worker" in stopped.results[0].reason
     assert far.peak == 2
     assert [far.results[key].status for key in range(8)] == [
         Status.OK,
