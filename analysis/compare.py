@@ -1,23 +1,33 @@
 """Verdicts on paired seeds that stay valid however often one looks at them.
 
 The e-process is the t-test of Lai (1976, "On confidence sequences") with a proper mixture: under the right Haar prior
-on the deviation and a normal prior of variance G on the standardised effect, the ratio of the densities of the scaled
-data is a martingale that starts at 1, whatever the deviation. Its closed form is the Bayes factor of Gönen, Johnson,
-Lu & Westfall (2005, "The Bayesian two-sample t test") for one sample. By Ville's inequality it ever passes 1/alpha with
-probability at most alpha, so the means it has not refuted form a confidence sequence (Wang & Ramdas 2024,
-"Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"). No deviation is plugged in.
+on the deviation and a symmetric prior on the standardised effect, the ratio of the densities of the scaled data is a
+martingale that starts at 1, whatever the deviation. One part of the prior is normal, for which the ratio is the Bayes
+factor of Gönen, Johnson, Lu & Westfall (2005, "The Bayesian two-sample t test") for one sample; the other stands at one
+effect, plus and minus, as in the t-tests of Grünwald, de Heide & Koolen (2024, "Safe testing").
+By Ville's inequality it ever passes 1/alpha with probability at most alpha, so the means it has not refuted form a
+confidence sequence (Wang & Ramdas 2024, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown
+variance"). No deviation is plugged in. The guarantee is for pairs in the order of their seeds, none left out for what
+it showed; it holds at any time of looking, even one chosen by what further seeds of other pairs have shown.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import gammaln, logsumexp
 
-MIXTURE_VARIANCE = 25.0
-"""Prior variance of mean/deviation, tuned to effects that few seeds can show: near the best at 3 to 6 seeds, and at 50
-it costs an eighth of the width. `decidable` gives the smallest gap that n seeds decide."""
+WIDE_VARIANCE = 25.0
+"""Variance of the normal part of the prior on mean/deviation: gaps so large that three or four pairs decide, and small
+ones that take many."""
+AIMED_EFFECT = 2.0
+"""Where the other part stands: the effect that ten pairs should find."""
+AIMED_SHARE = 0.4
+"""Its weight. `decidable` gives the smallest gap that n pairs decide."""
 _MOST_SEEDS = 1000
 _FEWEST_FORETELL = 4
 """Pairs from which the spread is known well enough to say how many more would decide."""
@@ -71,22 +81,53 @@ def e_value(differences: Sequence[float], mean: float = 0.0) -> float:
     if n < 2:
         return 1.0
     centre, spread = _moments(differences)
-    inflation = 1 + n * MIXTURE_VARIANCE
     if spread == 0:
-        return 1.0 if centre == mean else inflation ** ((n - 1) / 2)
-    ratio = n * ((centre - mean) / spread) ** 2 / (n - 1)
-    return math.exp(0.5 * n * (math.log1p(ratio) - math.log1p(ratio / inflation)) - 0.5 * math.log(inflation))
+        return 1.0 if centre == mean else math.exp(_most_evidence(n))
+    return math.exp(_log_evidence(n, n * ((centre - mean) / spread) ** 2 / (n - 1)))
 
 
+def _log_evidence(n: int, ratio: float) -> float:
+    """The log of the e-value where t²/(n - 1) is `ratio`; it grows with the ratio."""
+    inflation = 1 + n * WIDE_VARIANCE
+    wide = 0.5 * n * (math.log1p(ratio) - math.log1p(ratio / inflation)) - 0.5 * math.log(inflation)
+    return _mixed(wide, _log_aimed(n, ratio / (1 + ratio)))
+
+
+def _most_evidence(n: int) -> float:
+    """What `_log_evidence` tends to as the spread vanishes."""
+    inflation = 1 + n * WIDE_VARIANCE
+    return _mixed(0.5 * (n - 1) * math.log(inflation), _log_aimed(n, 1.0))
+
+
+def _mixed(wide: float, aimed: float) -> float:
+    return float(np.logaddexp(math.log(1 - AIMED_SHARE) + wide, math.log(AIMED_SHARE) + aimed))
+
+
+def _log_aimed(n: int, share: float) -> float:
+    """The log density ratio of t at effects of plus and minus AIMED_EFFECT, in halves; `share` is t²/(n - 1 + t²).
+
+    It is exp(-n d²/2) 1F1(n/2; 1/2; share n d²/2), whose series of positive terms is summed here in logarithms.
+    """
+    if share == 0:
+        return -0.5 * n * AIMED_EFFECT**2
+    z = 0.5 * n * AIMED_EFFECT**2 * share
+    largest = 0.5 * (z + math.sqrt(z * z + 2 * n * z))
+    k = np.arange(int(2 * largest) + 60)
+    terms = gammaln(0.5 * n + k) - gammaln(0.5 * n) - gammaln(0.5 + k) + gammaln(0.5) - gammaln(1 + k) + k * math.log(z)
+    return float(logsumexp(terms)) - 0.5 * n * AIMED_EFFECT**2
+
+
+@lru_cache(maxsize=100_000)
 def decidable(n: int, alpha: float) -> float:
     """The smallest |mean|/deviation that n pairs decide at this level; infinite while none does."""
-    if n < 2:
+    wanted = -math.log(alpha)
+    if n < 2 or _most_evidence(n) <= wanted:
         return math.inf
-    inflation = 1 + n * MIXTURE_VARIANCE
-    level = (math.sqrt(inflation) / alpha) ** (2 / n)
-    if level >= inflation:
-        return math.inf
-    return math.sqrt((level - 1) / (1 - level / inflation) * (n - 1) / n)
+    top = 1.0
+    while _log_evidence(n, top) < wanted:
+        top *= 4
+    ratio = brentq(lambda ratio: _log_evidence(n, ratio) - wanted, 0.0, top, xtol=1e-14, rtol=1e-12)
+    return math.sqrt(ratio * (n - 1) / n)
 
 
 def confidence_sequence(differences: Sequence[float], alpha: float) -> tuple[float, float]:
@@ -162,11 +203,26 @@ def _more_seeds(values: list[float], alpha: float, margin: float) -> int:
     if n < 2:
         return next(k for k in range(2, _MOST_SEEDS) if math.isfinite(decidable(k, alpha))) - n
     mean, spread = abs(_moments(values)[0]), _moments(values)[1]
-    for k in range(n + 1, n + _MOST_SEEDS):
-        width = decidable(k, alpha) * spread
-        if width < mean or mean + width <= margin:
-            return k - n
-    return _MOST_SEEDS
+    return pairs_to_settle(mean, spread, alpha=alpha, margin=margin, after=n) - n
+
+
+def pairs_to_settle(gap: float, spread: float, *, alpha: float, margin: float = 0.0, after: int = 1) -> int:
+    """How many pairs decide when their mean is `gap` and their deviation `spread`; at least one more than `after`.
+
+    At most _MOST_SEEDS more than `after`.
+    """
+
+    def decides(n: int) -> bool:
+        width = decidable(n, alpha) * spread
+        return width < gap or gap + width <= margin
+
+    low, high = after, after + _MOST_SEEDS
+    if not decides(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
 
 
 def _sentence(verdict: Verdict) -> str:

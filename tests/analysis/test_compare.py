@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from analysis.compare import MIXTURE_VARIANCE, confidence_sequence, decidable, e_value, interval_text, paired_verdict
+from analysis.compare import (
+    AIMED_EFFECT,
+    AIMED_SHARE,
+    WIDE_VARIANCE,
+    confidence_sequence,
+    decidable,
+    e_value,
+    interval_text,
+    pairs_to_settle,
+    paired_verdict,
+)
 
 PEEKS = 50
 
@@ -26,11 +36,14 @@ def test_e_value_is_the_ratio_of_the_t_densities_under_the_mixture() -> None:
     n = len(values)
     t = np.mean(values) / np.std(values, ddof=1) * math.sqrt(n)
 
-    def weighted(effect: float) -> float:
-        prior = stats.norm.pdf(effect, scale=math.sqrt(MIXTURE_VARIANCE))
-        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) * prior)
+    def density(effect: float) -> float:
+        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n)))
 
-    marginal = integrate.quad(weighted, -8, 8, limit=400)[0]
+    def weighted(effect: float) -> float:
+        return density(effect) * float(stats.norm.pdf(effect, scale=math.sqrt(WIDE_VARIANCE)))
+
+    aimed = (density(AIMED_EFFECT) + density(-AIMED_EFFECT)) / 2
+    marginal = (1 - AIMED_SHARE) * integrate.quad(weighted, -8, 8, limit=400)[0] + AIMED_SHARE * aimed
     assert e_value(values) == pytest.approx(marginal / stats.t.pdf(t, n - 1), rel=1e-6)
 
 
@@ -79,12 +92,12 @@ def test_few_seeds_decide_a_large_gap() -> None:
     assert shared[3] > 0.72
     assert shared[4] > 0.95
     two = np.maximum.accumulate(decided(draws - 3, 0.05 / 5), axis=1).mean(axis=0)
-    assert two[9] > 0.6
+    assert two[9] > 0.83
 
 
 @pytest.mark.parametrize(
     ("alpha", "smallest"),
-    [(0.05, [math.inf, 5.85, 3.39, 2.58, 2.14, 1.66]), (0.025, [math.inf, 9.64, 4.22, 3.04, 2.46, 1.87])],
+    [(0.05, [math.inf, 6.78, 3.2, 2.23, 1.83, 1.49]), (0.025, [math.inf, 15.98, 4.37, 2.79, 2.14, 1.64])],
 )
 def test_the_smallest_decidable_gaps_are_as_documented(alpha: float, smallest: list[float]) -> None:
     assert [round(decidable(n, alpha), 2) for n in (2, 3, 4, 5, 6, 8)] == smallest
@@ -93,7 +106,7 @@ def test_the_smallest_decidable_gaps_are_as_documented(alpha: float, smallest: l
 def test_a_decided_gap_reads_with_numbers_and_units() -> None:
     verdict = paired_verdict([0.21, 0.20, 0.23, 0.19], contestant="none", baseline="rotary", unit="nats/byte")
     assert verdict.kind == "worse"
-    assert verdict.text == "rotary beats none by 0.21 nats/byte [0.15, 0.27], 4 paired seeds"
+    assert verdict.text == "rotary beats none by 0.21 nats/byte [0.15, 0.26], 4 paired seeds"
     mirrored = paired_verdict([-0.21, -0.20, -0.23, -0.19], contestant="rotary", baseline="none", unit="nats/byte")
     assert (mirrored.kind, mirrored.text) == ("better", verdict.text)
 
@@ -106,6 +119,13 @@ def test_undecided_says_how_many_seeds_would_settle_it_and_they_do() -> None:
     n = len(values) + verdict.more_seeds
     gap = abs(np.mean(values)) / np.std(values, ddof=1)
     assert decidable(n, 0.05) < gap < decidable(n - 1, 0.05)
+
+
+@pytest.mark.parametrize(("gap", "margin"), [(0.02, 0.0), (0.1, 0.0), (0.0, 0.05), (0.02, 0.04)])
+def test_the_pairs_that_settle_a_gap_are_the_fewest_that_do(gap: float, margin: float) -> None:
+    n = pairs_to_settle(gap, 0.05, alpha=0.01, margin=margin)
+    within = [gap > 0.05 * decidable(k, 0.01) or gap + 0.05 * decidable(k, 0.01) <= margin for k in (n - 1, n)]
+    assert within == [False, True]
 
 
 @pytest.mark.parametrize("values", [[], [0.2], [0.2, 0.21]])
