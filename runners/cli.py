@@ -96,6 +96,24 @@ def _parser() -> argparse.ArgumentParser:
     retry.add_argument("--study", default="", help="study storage; default: the one the search was begun with")
     retry.add_argument("--data", default="", help="folder or file to read the task's data from")
 
+    train = command("train", "train the candidate of a run longer, on one or several devices")
+    train.add_argument("run", help=_RUN)
+    train.add_argument("--tokens", type=_count, required=True, help="training tokens, such as 1B; schedules stretch")
+    train.add_argument("--devices", type=_positive, default=1, help="processes, a device each (default 1)")
+    train.add_argument(
+        "--strategy",
+        choices=("ddp", "fsdp"),
+        default="ddp",
+        help="ddp: each device holds the whole model; fsdp: they share it out (default ddp)",
+    )
+    train.add_argument("--device", choices=("cpu", "cuda"), default="", help="default: what the run was trained on")
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint, on any number of devices")
+    train.add_argument(
+        "--checkpoint-tokens", type=_count, default=0, help="tokens between two checkpoints (default: 1 %% of all)"
+    )
+    train.add_argument("--name", default="", help="name of the new run; another name trains anew")
+    train.add_argument("--data", default="", help="folder or file to read the task's data from")
+
     replay = command("replay", "rebuild a run from the tracking store, train it again, compare bit for bit")
     replay.add_argument("run", help=_RUN)
     replay.add_argument("--data", default="", help="where the data lies when the store does not hold it")
@@ -179,7 +197,7 @@ def _count(text: str) -> int:
     from search_space.values import count
 
     try:
-        return int(count()(text))
+        return int(count()(int(text) if text.isdecimal() else text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

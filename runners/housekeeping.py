@@ -64,6 +64,13 @@ def plan_remove(name: str, uri: str = "") -> Plan:
             f"search {name!r}: is running (driver {driver or 'unknown'}); stop it with Ctrl-C there, then delete it"
         )
     children = store.children(parent)
+    # Of runs with drivers of their own, those are left running here whose driver lives.
+    longer = [run for run in children if run.info.status == "RUNNING" and Tag.DRIVER in run.data.tags]
+    if longer:
+        raise HousekeepingError(
+            f"search {name!r}: {longer[0].info.run_name!r} is being trained (driver {longer[0].data.tags[Tag.DRIVER]}); "
+            f"stop it with Ctrl-C there, then delete the search"
+        )
     experiment = store.client.get_experiment(parent.info.experiment_id)
     study = parts_of(name, parent.data.tags.get(Tag.STUDY, ""), store.place)
     paths = [*study.paths, *_artifact_folders(store, experiment)]

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from search_space.records import Status
 
@@ -50,6 +50,14 @@ class Snapshot:
         return "  ".join(parts)
 
 
+class OneLine(Protocol):
+    """What can be shown as one line."""
+
+    def line(self) -> str:
+        """One line without control characters."""
+        ...
+
+
 class Progress:
     """Writes snapshots to a stream, not too often."""
 
@@ -60,8 +68,8 @@ class Progress:
         self._last = ""
         self._open = False
 
-    def show(self, snapshot: Snapshot, *, now: bool = False) -> None:
-        """Show where the search stands; calls in quick succession are dropped unless `now`."""
+    def show(self, snapshot: OneLine, *, now: bool = False) -> None:
+        """Show where the work stands; calls in quick succession are dropped unless `now`."""
         if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + _LINE_SECONDS[self._terminal]

@@ -17,6 +17,7 @@ from runners.store import Store
 from search_space.errors import UserError
 from search_space.places import locate
 from search_space.records import (
+    DEVICES,
     Artifact,
     Metric,
     Stage,
@@ -62,6 +63,11 @@ def replay(
     store = Store(locate(uri))
     found = store.find_run(run)
     spec, recorded = store.spec(found), store.result(found)
+    if DEVICES in recorded.environment:
+        raise ReplayError(
+            f"run {run}: was trained on several devices ({recorded.environment[DEVICES]}), and a replay runs on one, "
+            f"whose sums round otherwise; train it again by assay train with another --name, and compare the two"
+        )
     was = store.environment(found)
     changed = _changed_blocks(spec.blocks, was.get("blocks", {}))
     if changed and not recorded_blocks:
@@ -98,6 +104,7 @@ def _train(
             "data_path": data_path,
             "stop_after": _stop_after(recorded),
             "test": run.data.tags[Tag.STAGE] == Stage.FINAL,
+            "seeds_parts": run.data.tags[Tag.STAGE] == Stage.TRAIN,
             "weights": str(weights) if weights else "",
             "micro_batch_tokens": int(recorded.metrics.get(Metric.MICRO_BATCH_TOKENS, 0)),
             "result": str(result_file),

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from runners.group import Group
 from runners.tasks import TASKS
 from runners.tasks.data import TaskData
 from runners.train import run_trial
@@ -33,6 +34,7 @@ def main(job_file: str) -> int:
         weights=Path(job["weights"]) if job["weights"] else None,
         test=job["test"],
         micro_batch_tokens=job["micro_batch_tokens"],
+        group=Group(seeds_parts=job["seeds_parts"]),
     )
     Path(job["result"]).write_text(json.dumps(to_plain(result)))
     return 0

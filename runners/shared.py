@@ -21,15 +21,20 @@ def store_shared(files: ArtifactWriter, experiment: "Experiment", data: "TaskDat
     """Store it; a later environment goes beside the first."""
     for path, text in rows.experiment_files(experiment).items():
         files.put_text(path, text)
-    recorded = rows.environment_files(environment)
-    first = files.read_text(Artifact.ENVIRONMENT)
-    beside = f"{Artifact.ENVIRONMENTS}/{environment.id}/"
-    folder = "" if first in ("", recorded[Artifact.ENVIRONMENT]) else beside
-    for path, text in recorded.items():
-        files.put_text(f"{folder}{path}", text)
+    store_environment(files, environment)
     target = f"{Artifact.DATA}/{data.fingerprint}.safetensors"
     if data.size_bytes <= DATA_LIMIT and files.read(target) is None:
         with tempfile.TemporaryDirectory(prefix="assay-data-") as temporary:
             file = Path(temporary) / f"{data.fingerprint}.safetensors"
             data.save(file)
             files.put(target, file)
+
+
+def store_environment(files: ArtifactWriter, environment: Environment) -> None:
+    """Store the code; a later environment goes beside the first."""
+    recorded = rows.environment_files(environment)
+    first = files.read_text(Artifact.ENVIRONMENT)
+    beside = f"{Artifact.ENVIRONMENTS}/{environment.id}/"
+    folder = "" if first in ("", recorded[Artifact.ENVIRONMENT]) else beside
+    for path, text in recorded.items():
+        files.put_text(f"{folder}{path}", text)

@@ -1,4 +1,7 @@
-"""The contract between those who run trials and those who read them: specs, results, and the names in the store."""
+"""The contract between those who run trials and those who read them: specs, results, and the names in the store.
+
+Every name in the store stands in this one file, which is therefore longer than others.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -31,10 +34,16 @@ class Stage(StrEnum):
     SEARCH = "search"
     FINAL = "final"
     REPLAY = "replay"
+    TRAIN = "train"
+    """A candidate of the search trained longer, by itself."""
 
 
 BASE, CHANGED = "base", "changed"
 """The two sides of a paired final; Tag.CANDIDATE ends in one of them."""
+
+
+DEVICES = "devices"
+"""In a result's environment, where more than one process trained the model: how many, and how they shared it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +227,8 @@ class Tag:
     """On the parent: URI of the study that steers the search, without credentials."""
     REPLACES = "assay.replaces"
     """On a trial trained again where that need not give the same numbers: the deleted run of the attempt before."""
+    TRAINED_FROM = "assay.trained_from"
+    """On a run of the stage train: the run whose candidate it trains longer."""
     WARNINGS = "assay.warnings"
     """On a trial with diagnostics: what its last checkup found unusual, a line each; absent where nothing was."""
     NOTE = "mlflow.note.content"

@@ -1,0 +1,293 @@
+"""A candidate trained longer: on one or two processes to the same losses, through every kind of end."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+from tracked import searched, store_uri, train_search, write_search
+
+from runners.cli import main
+from runners.driver import this_driver
+from runners.export import export
+from runners.group import Group
+from runners.long_plan import Asked, check_devices, longer
+from runners.long_worker import CHECKPOINT
+from runners.replay import replay
+from runners.stale import close_stale
+from runners.store import Store
+from runners.tasks.data import IGNORED
+from search_space.errors import UserError
+from search_space.places import locate
+from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult, TrialSpec
+
+TOKENS = 102_400
+TINY = searched()
+
+
+def spec_of(number: int = 0) -> TrialSpec:
+    return TINY.trial(number)[0]
+
+
+def test_a_longer_training_keeps_the_number_of_readings_and_changes_nothing_else() -> None:
+    spec = spec_of()
+    made = longer(spec, Asked(run="tiny/0", tokens=16 * spec.budget.tokens), None)
+    assert made.budget.tokens == 16 * spec.budget.tokens
+    assert made.budget.eval_every == 16 * spec.budget.eval_every
+    assert dataclasses.replace(made, budget=spec.budget) == spec
+
+
+def test_a_micro_batch_that_had_to_be_halved_stays_halved() -> None:
+    spec = spec_of()
+    made = longer(
+        spec,
+        Asked(run="tiny/0", tokens=TOKENS),
+        TrialResult(status=Status.OK, metrics={Metric.MICRO_BATCH_TOKENS: 256.0}),
+    )
+    assert made.budget.micro_batch_tokens == 256
+
+
+@pytest.mark.parametrize(("option", "field"), [("--tokens", "tokens"), ("--checkpoint-tokens", "checkpoint_tokens")])
+def test_tokens_that_are_no_whole_batches_are_refused_with_the_nearest_that_are(option: str, field: str) -> None:
+    asked = dataclasses.replace(Asked(run="tiny/0", tokens=TOKENS), **{field: 1000})
+    with pytest.raises(UserError, match=rf"{option} 1000: takes whole batches, which have 512 .* write 1024"):
+        longer(spec_of(), asked, None)
+
+
+def test_more_devices_than_there_are_and_uneven_shares_are_refused() -> None:
+    cores = len(os.sched_getaffinity(0))
+    with pytest.raises(UserError, match=f"--devices {cores + 1}: this machine lends {cores} CPU cores; write at most"):
+        check_devices(spec_of(), cores + 1)
+    budget = dataclasses.replace(spec_of().budget, batch_tokens=32 * (cores * 16 + 1))
+    if cores > 1:
+        with pytest.raises(UserError, match=r"each takes the same number of the \d+ sequences of a batch; write 1"):
+            check_devices(dataclasses.replace(spec_of(), budget=budget), 2)
+
+
+def test_the_processes_of_a_group_take_every_row_once_and_every_evaluation_batch_once() -> None:
+    inputs, targets = TINY.data.batch(0, 16, 0)
+    groups = [Group(rank=rank, size=4) for rank in range(4)]
+    assert [row for group in groups for row in group.rows((inputs, targets))[0].tolist()] == inputs.tolist()
+    batches = [TINY.data.batch(step, 2, 0) for step in range(6)]
+    shared = [list(group.shared(batches)) for group in groups]
+    assert {len(each) for each in shared} == {2}
+    counted = [each[0].tolist() for mine in shared for each in mine if bool((each[1] != IGNORED).any())]
+    assert sorted(counted) == sorted(each[0].tolist() for each in batches)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny/0", "--tokens", "lots"], "takes a whole number (such as 200, 130k, 2.5M, 1B or 64KiB); got 'lots'"),
+        (["tiny/7", "--tokens", "16384"], "trials there: 0 to 0"),
+        (["tiny/0", "--tokens", "16384", "--resume"], "no such training has begun; leave --resume out"),
+        (
+            ["tiny/0", "--tokens", "16000"],
+            "--tokens 16000: takes whole batches, which have 512 tokens here; write 15872",
+        ),
+    ],
+)
+def test_bad_input_is_told_with_a_remedy(
+    written: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *arguments, "--tracking-uri", written]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    uri = store_uri(tmp_path_factory.mktemp("written"))
+    write_search(uri, trials=1)
+    return uri
+
+
+def test_a_run_with_a_driver_of_its_own_is_closed_only_when_that_driver_is_dead(tmp_path: Path) -> None:
+    uri = store_uri(tmp_path)
+    write_search(uri, trials=1)
+    store = Store(locate(uri))
+    run = store.find_run("tiny/0")
+    store.client.set_tag(run.info.run_id, Tag.STAGE, str(Stage.TRAIN))
+    store.client.update_run(run.info.run_id, status="RUNNING")
+    host, pid, start = this_driver().rsplit(":", 2)
+    for driver, state in ((f"{host}:{pid}:{start}", "RUNNING"), (f"{host}:{pid}:{start}9", "KILLED")):
+        store.client.set_tag(run.info.run_id, Tag.DRIVER, driver)
+        close_stale(store)
+        assert store.client.get_run(run.info.run_id).info.status == state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A store with one trial, trained longer on one process without a break."""
+
+    uri: str
+    folder: Path
+
+    def train(self, *arguments: str) -> int:
+        """The exit code of `assay train tiny/0` here."""
+        return main(["train", "tiny/0", "--tokens", str(TOKENS), "--tracking-uri", self.uri, *arguments])
+
+    def driver(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """The same as a process of its own."""
+        command = [sys.executable, "-m", "runners", "train", "tiny/0", "--tokens", str(TOKENS)]
+        return subprocess.Popen([*command, "--tracking-uri", self.uri, *arguments], stderr=subprocess.DEVNULL)
+
+    def run(self, name: str) -> Run:
+        """The run of a name, as it is now."""
+        store = Store(locate(self.uri))
+        (run,) = [run for run in store.children(store.parent("tiny")) if run.info.run_name == name]
+        return run
+
+    def curve(self, name: str) -> list[tuple[int, float, float]]:
+        """Its readings without their times."""
+        found = Store(locate(self.uri)).result(self.run(name))
+        return [(reading.tokens, reading.loss, reading.train_loss) for reading in found.curve]
+
+    def weights(self, name: str) -> bytes:
+        """The file of its trained model."""
+        file = Store(locate(self.uri)).artifact(self.run(name), Artifact.MODEL)
+        assert file is not None
+        return file.read_bytes()
+
+    def files(self) -> Path | None:
+        """The folder of a training that has written a checkpoint; None before."""
+        found = list(self.folder.glob(f"mlruns/studies/tiny/train/*/{CHECKPOINT}/checkpoint.json"))
+        return found[0].parents[1] if found else None
+
+    def processes(self) -> dict[int, str]:
+        """The command lines of this store's trainings, by process, without their drivers."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                if entry.name.isdecimal() and "long_worker" in line and str(self.folder) in line:
+                    found[int(entry.name)] = line
+        return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    uri = store_uri(folder)
+    train_search(uri, trials=1)
+    made = Whole(uri=uri, folder=folder)
+    assert made.train("--name", "whole") == 0
+    return made
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def close_to(curve: list[tuple[int, float, float]], other: list[tuple[int, float, float]]) -> bool:
+    """True when every loss of two curves is the same to 1e-5."""
+    assert [tokens for tokens, *_ in curve] == [tokens for tokens, *_ in other]
+    return all(abs(a - b) < 1e-5 for one, two in zip(curve, other, strict=True) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_to_the_losses_of_one(strategy: str, whole: Whole, tmp_path: Path) -> None:
+    assert whole.train("--name", strategy, "--devices", "2", "--strategy", strategy) == 0
+    assert len(whole.curve("whole")) == 5
+    assert whole.curve("whole")[-1][1] < whole.curve("whole")[0][1] - 0.1
+    assert close_to(whole.curve(strategy), whole.curve("whole"))
+    run = whole.run(strategy)
+    assert (run.info.status, run.data.tags[Tag.STATUS], run.data.tags[Tag.STAGE]) == ("FINISHED", "ok", "train")
+    folder = export(run.info.run_id, str(tmp_path / "model"), whole.uri)
+    assert (folder / Artifact.MODEL).read_bytes()
+    assert whole.files() is None
+
+
+@pytest.mark.slow
+def test_a_long_training_is_a_run_of_its_search_that_can_be_shown_and_replayed(
+    whole: Whole, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, store = whole.run("whole"), Store(locate(whole.uri))
+    assert run.data.tags[Tag.TRAINED_FROM] == store.find_run("tiny/0").info.run_id
+    assert run.data.params == store.find_run("tiny/0").data.params
+    assert main(["show", "tiny/train/0", "--json", "--tracking-uri", whole.uri]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["run"], shown["status"], shown["metrics"]["tokens"]) == ("tiny/train/0", "ok", TOKENS)
+    history = store.client.get_metric_history(run.info.run_id, Metric.VALIDATION_CURVE)
+    assert sorted((point.step, point.value) for point in history) == [
+        (tokens, loss) for tokens, loss, _ in whole.curve("whole")
+    ]
+    report = replay("tiny/train/0", whole.uri)
+    assert report.good, report.text()
+    assert store.find_run("tiny/best").data.tags[Tag.STAGE] == Stage.SEARCH
+
+
+@pytest.mark.fault
+def test_a_training_whose_driver_is_killed_goes_on_to_the_bits_of_an_unbroken_one(whole: Whole) -> None:
+    driver = whole.driver("--name", "killed")
+    until(whole.files)
+    driver.kill()
+    driver.wait()
+    until(lambda: not whole.processes())
+    assert whole.run("killed").info.status == "RUNNING"
+    close_stale(Store(locate(whole.uri)))
+    assert (whole.run("killed").info.status, whole.run("killed").data.tags[Tag.STATUS]) == ("KILLED", "preempted")
+    before = whole.run("killed").info.run_id
+    assert whole.train("--name", "killed") == 2
+    assert whole.train("--name", "killed", "--resume") == 0
+    assert whole.run("killed").info.run_id == before
+    assert whole.curve("killed") == whole.curve("whole")
+    assert whole.weights("killed") == whole.weights("whole")
+
+
+@pytest.mark.fault
+def test_a_training_that_is_asked_to_end_keeps_its_state_and_goes_on_on_two_processes(whole: Whole) -> None:
+    driver = whole.driver("--name", "ended")
+    until(whole.files)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(60) == 1
+    run = whole.run("ended")
+    assert (run.info.status, run.data.tags[Tag.STATUS]) == ("KILLED", "preempted")
+    assert "by SIGTERM; the same command with --resume goes on" in run.data.tags[Tag.REASON]
+    assert whole.train("--name", "ended", "--resume", "--devices", "2", "--strategy", "fsdp") == 0
+    assert close_to(whole.curve("ended"), whole.curve("whole"))
+    assert whole.train("--name", "ended", "--resume") == 2
+
+
+BREAKS_ON_THE_SECOND = """
+import os
+if os.environ.get("RANK") == "1" and not os.path.exists({file!r}):
+    open({file!r}, "w").close()
+    import torch
+    def step(self, closure=None):
+        raise RuntimeError("broken on purpose")
+    torch.optim.AdamW.step = step
+"""
+
+
+@pytest.mark.fault
+def test_the_failure_of_one_process_is_told_and_the_training_goes_on_after_it(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BREAKS_ON_THE_SECOND.format(file=str(tmp_path / "broken")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert whole.train("--name", "broken", "--devices", "2") == 1
+    run = whole.run("broken")
+    assert (run.info.status, run.data.tags[Tag.STATUS]) == ("FAILED", "failed")
+    assert run.data.tags[Tag.REASON] == "on device 1: RuntimeError: broken on purpose"
+    assert not whole.processes()
+    driver = whole.driver("--name", "broken", "--devices", "2", "--resume")
+    until(whole.files)
+    os.kill(max(pid for pid in whole.processes() if pid != driver.pid), signal.SIGKILL)
+    assert driver.wait(60) == 1
+    run = whole.run("broken")
+    assert (run.info.status, run.data.tags[Tag.STATUS]) == ("KILLED", "preempted")
+    assert "SIGKILL (device " in run.data.tags[Tag.REASON]
+    assert not whole.processes()
