@@ -14,8 +14,8 @@ from analysis.compare import (
     decidable,
     e_value,
     interval_text,
-    pairs_to_settle,
     paired_verdict,
+    pairs_to_settle,
 )
 
 PEEKS = 50
