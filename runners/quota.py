@@ -33,14 +33,11 @@ class Quota:
         self._kept: dict[int, tuple[Values, float]] = {}
         self._total = 0.0
         for entry in study.trials():
-            if _is_good(entry) and entry.settled and entry.number not in self._dropped:
+            if _is_good(entry) and entry.number not in self._dropped:
                 self._add(entry.number, self._values(entry), BYTES_PER_PARAMETER * entry.cost["params"])
 
     def admit(self, entry: Entry, weights: Path | None) -> list[Entry]:
-        """The trials whose models must go so that this one's may come.
-
-        Where it may not come itself, it is deleted here.
-        """
+        """The trials whose models must go so that this one's may come; itself among them where it may not."""
         if weights is None or not weights.exists() or not _is_good(entry):
             return []
         self._remove(entry.number)
@@ -54,9 +51,7 @@ class Quota:
         if gone:
             self._dropped.update(gone)
             self._study.note(_DROPPED, as_ranges(sorted(self._dropped)))
-        if entry.number in gone:
-            weights.unlink()
-        return [self._study.trials()[number] for number in gone if number != entry.number]
+        return [self._study.trials()[number] for number in gone]
 
     def _values(self, entry: Entry) -> Values:
         objectives = self._study.experiment.objectives

@@ -105,6 +105,8 @@ class Recorder:
 
     def drop_weights(self, trial: Shown, why: str) -> None:
         """Delete the trained model of a trial that has ended."""
+        if trial.weights is not None:
+            trial.weights.unlink(missing_ok=True)  # It may not have come to the store yet.
         with self._state:
             self._drops[trial.key] = (trial, why)
 
@@ -193,6 +195,10 @@ class Recorder:
                 each.run = ""
         if failures:
             raise failures[0]
+        self._drop()
+
+    def _drop(self) -> None:
+        """Delete the models that are to go, of trials whose end the store shows."""
         for key, (trial, why) in list(self._drops.items()):
             if key not in self._wanted:
                 self._tracker.drop_weights(trial.number, trial.stage, trial.generation, why)
@@ -230,6 +236,8 @@ class Recorder:
             return
         weights = trial.weights
         kept = weights if weights is not None and result.status is Status.OK and weights.exists() else None
+        if kept is not None:
+            self._drop()  # Those that make room for this one go first.
         self._tracker.finish_trial(wanted.run, result, kept)
         if weights is not None:
             weights.unlink(missing_ok=True)

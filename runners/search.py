@@ -214,9 +214,9 @@ class SearchSource(AbstractSource):
             self._left.appendleft(self._study.proposed(again))
             return
         self._study.record(key, ended)
+        for entry in self._quota.admit(self._study.trials()[key], shown.weights):
+            self._recorder.drop_weights(self._shown(entry), WHY_DELETED)
         self._recorder.finish(shown, ended)
-        for other in self._quota.admit(self._study.trials()[key], shown.weights):
-            self._recorder.drop_weights(self._shown(other), WHY_DELETED)
         self._count(self._study.trials()[key])
         self._ended_here += 1
         self.show()

@@ -28,6 +28,13 @@ def _raise() -> None:
     raise RuntimeError("this mixer always raises")
 
 
+def _devour() -> None:
+    """Take memory until there is none."""
+    held = []
+    while True:
+        held.append(torch.ones(2**24))
+
+
 def _fill() -> None:
     """Write to a disk that is full."""
     with open("/dev/full", "w") as file:
@@ -46,6 +53,7 @@ WAYS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": _hang,
     "memory": lambda: torch.empty(2**58),
+    "devour": _devour,
     "disk": _fill,
     "late": lambda: None,
     "raise": _raise,
