@@ -24,7 +24,7 @@ from blocks.families import (
     InfeasibleArchitecture,
 )
 from blocks.init import initialise
-from blocks.legality import check_reach, check_start, check_traits
+from blocks.legality import check_factors, check_reach, check_start, check_traits
 from search_space.canon import seed_from
 from search_space.domains import choice, family, float_range, int_range
 
@@ -108,6 +108,7 @@ class ModelConfig:
         self._check_directions("model.position", AbstractPosition, self.position)
         self._check_directions("model.ffn", AbstractFFN, self.ffn)
         check_reach(self.placement, self.ffn, self.layer_mixers(), self._path_of)
+        check_factors(self.placement, self.norm, self.layer_mixers(), self._path_of)
         check_traits(self.init, self.placement)
         check_start(self.init, self.placement)
         for direction in sorted(self.stack.directions):

@@ -304,6 +304,10 @@ class AbstractMixer:
     absorbs: ClassVar[frozenset[Role]] = frozenset()
     """Roles of linear maps of which it applies the weights itself, in decoding at least: nothing may stand at them."""
 
+    def scale_free(self) -> frozenset[Role]:
+        """Roles of linear maps one common factor on whose outputs changes nothing."""
+        return frozenset()
+
     def reach(self) -> int | None:
         """Tokens that one layer lets a query see at most, itself included; None: every one before it."""
         return None
@@ -432,6 +436,8 @@ class AbstractNorm:
 
     kind: ClassVar[str]
     paper: ClassVar[str]
+    one_factor: ClassVar[bool] = False
+    """Whether all it learns is one factor for all channels."""
 
     @abstractmethod
     def build(self, width: int) -> nn.Module: ...

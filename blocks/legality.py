@@ -11,6 +11,7 @@ from blocks.families import (
     AbstractFFN,
     AbstractInit,
     AbstractMixer,
+    AbstractNorm,
     AbstractPlacement,
     Dims,
     InfeasibleArchitecture,
@@ -49,6 +50,24 @@ def check_reach(
                 f"{where} {', '.join(sorted(wanted))} maps inside the mixer, and {path_of(mixer)}.kind={mixer.kind!r} "
                 f"has no {', '.join(sorted(missing))} map; use model.mixer.kind='softmax', or "
                 f"model.placement.kind='pre'"
+            )
+
+
+def check_factors(
+    placement: AbstractPlacement,
+    norm: AbstractNorm,
+    mixers: Iterable[AbstractMixer],
+    path_of: Callable[[AbstractMixer], str],
+) -> None:
+    """Refuse norms at maps where all they learn would have no effect."""
+    for mixer in dict.fromkeys(mixers) if norm.one_factor else ():
+        idle = placement.reaches & mixer.scale_free()
+        if idle:
+            able = [kind for kind, other in registry.variants(AbstractNorm).items() if not other.one_factor]
+            raise InfeasibleArchitecture(
+                f"model.placement.kind={placement.kind!r} puts norms at the {', '.join(sorted(idle))} maps of "
+                f"{path_of(mixer)}.kind={mixer.kind!r}, which divides every common factor out again, and one factor "
+                f"is all that model.norm.kind={norm.kind!r} learns; norms that would do: {', '.join(able)}"
             )
 
 

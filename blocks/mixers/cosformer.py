@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blocks.families import AbstractMixer, Dims, HeadShape, Hook, InfeasibleArchitecture, MixerModule
+from blocks.families import AbstractMixer, Dims, HeadShape, Hook, InfeasibleArchitecture, MixerModule, Role
 from blocks.mixers import recurrence
 from blocks.mixers.kernels import KernelModule, kernel_flops
 from blocks.registry import register
@@ -58,6 +58,9 @@ class Cosformer(AbstractMixer):
             features=CosineFeatures(dims.max_len),
             feature_dim=2 * self.head_dim,
         )
+
+    def scale_free(self) -> frozenset[Role]:
+        return frozenset({Role.QUERY, Role.KEY})
 
     def head_shape(self) -> HeadShape:
         return HeadShape(heads=self.heads, kv_heads=self.heads, head_dim=self.head_dim)

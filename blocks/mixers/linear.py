@@ -147,6 +147,10 @@ class Linear(AbstractMixer):
         help="features of queries and keys: elu(x)+1, always positive; relu and its square can be empty, which gives 0",
     )
 
+    def scale_free(self) -> frozenset[Role]:
+        """Rectified features carry a factor into weights and their sum alike."""
+        return frozenset() if self.feature_map == "elu" else frozenset({Role.QUERY, Role.KEY})
+
     def build(self, dims: Dims) -> MixerModule:
         return LinearModule(
             d_model=dims.d_model,

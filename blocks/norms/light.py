@@ -64,6 +64,7 @@ class ScaleNormConfig(AbstractNorm):
     paper: ClassVar[str] = "Transformers without Tears, Nguyen and Salazar 2019, eq. 3, arXiv:1910.05895"
     proof: ClassVar[str] = "test_scalenorm_gives_every_row_the_same_length_and_equals_x_transformers"
     reference: ClassVar[str] = "x-transformers ScaleNorm"
+    one_factor: ClassVar[bool] = True
 
     def build(self, width: int) -> nn.Module:
         return ScaleNorm(width)

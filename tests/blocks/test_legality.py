@@ -237,6 +237,15 @@ def test_row_16_maps_whose_weights_are_applied_directly_take_no_norms(small: Mak
     assert "pre" in message
 
 
+@pytest.mark.parametrize(
+    "changes", [{"mixer.kind": "cosformer"}, {"mixer.kind": "linear", "mixer.linear.feature_map": "relu"}]
+)
+def test_a_norm_that_learns_one_factor_stands_nowhere_it_is_divided_out(small: Make, changes: Changes) -> None:
+    inner = {**changes, "position.kind": "none", "placement.kind": "hybridnorm"}
+    legal(small({**inner, "norm.kind": "rmsnorm"}))
+    refused(lambda: small({**inner, "norm.kind": "scalenorm"}), "'hybridnorm'", "'scalenorm'", "rmsnorm")
+
+
 def test_row_17_a_layer_has_one_placement(small: Make) -> None:
     assert [name for name in SPACE.fields if "placement" in name] == ["placement"]
     for kind in registered(AbstractPlacement, "rezero", "layerscale", "deepnorm", "sub_ln", "normformer", "peri"):
