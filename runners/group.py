@@ -38,7 +38,10 @@ class Group:
     size: int = 1
     strategy: str = "ddp"
     seeds_parts: bool = False
-    """Whether each micro-batch has a random stream of its own, so that dropout is the same on any number."""
+    """Whether each micro-batch has a random stream of its own.
+
+    Dropout is then the same on any number of processes whose rows are whole micro-batches.
+    """
     wants_end: Callable[[int], bool] = _never
     """Asked every few steps, on the first process, with the tokens trained on; True ends the training there."""
 

@@ -87,7 +87,7 @@ def train(job_file: str) -> None:
         # Others may wait for this process in vain: it leaves without them, and the launcher ends them.
         os._exit(1)
     if size > 1:
-        leave()
+        _leave()
 
 
 def never(tokens: int) -> bool:
@@ -140,11 +140,12 @@ def _meet(meeting: Path, rank: int, size: int, device: str) -> None:
     torch.distributed.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=size)
 
 
-def leave() -> None:
-    """Part from the other processes."""
+def _leave() -> None:
+    """End this process once all have written their ends, without the clean-up of threads that may still talk."""
     import torch
 
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    os._exit(0)
 
 
 def main(job_file: str, processes: int = 0) -> int:

@@ -53,6 +53,8 @@ def _wanted(store: Store, arguments: argparse.Namespace) -> tuple[str, list[Want
     if arguments.run in store.searches():
         raise UserError(f"assay retry {arguments.run}: is a search; add --failed, or name one of its runs")
     tags = store.find_run(arguments.run).data.tags
+    if tags[Tag.STAGE] == Stage.TRAIN:
+        raise UserError(f"assay retry {arguments.run}: is a longer training; assay train with --resume goes on with it")
     return tags[Tag.SEARCH], [Wanted(stage=Stage(tags[Tag.STAGE]), number=int(tags[Tag.NUMBER]))]
 
 

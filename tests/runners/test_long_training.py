@@ -7,25 +7,43 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from mlflow.entities import Run
-from tracked import searched, store_uri, train_search, write_search
+from tracked import (
+    Searched,
+    experiment_text,
+    result,
+    searched,
+    store_uri,
+    task_of,
+    train_search,
+    write_search,
+)
 
+from runners.candidate import full_space
 from runners.cli import main
 from runners.driver import this_driver
+from runners.environment import capture
 from runners.export import export
 from runners.group import Group
+from runners.housekeeping import HousekeepingError, plan_remove
 from runners.long_plan import Asked, check_devices, longer
 from runners.long_worker import CHECKPOINT
-from runners.replay import replay
+from runners.replay import ReplayError, replay
 from runners.stale import close_stale
 from runners.store import Store
+from runners.tasks import TASKS, task_from_plain
 from runners.tasks.data import IGNORED
+from runners.tracking import Tracker
+from runners.train import run_trial
 from search_space.errors import UserError
+from search_space.experiment import read
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult, TrialSpec
 
@@ -109,7 +127,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-def test_a_run_with_a_driver_of_its_own_is_closed_only_when_that_driver_is_dead(tmp_path: Path) -> None:
+def test_a_run_with_a_driver_of_its_own_is_closed_only_when_that_driver_is_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri = store_uri(tmp_path)
     write_search(uri, trials=1)
     store = Store(locate(uri))
@@ -119,8 +139,16 @@ def test_a_run_with_a_driver_of_its_own_is_closed_only_when_that_driver_is_dead(
     host, pid, start = this_driver().rsplit(":", 2)
     for driver, state in ((f"{host}:{pid}:{start}", "RUNNING"), (f"{host}:{pid}:{start}9", "KILLED")):
         store.client.set_tag(run.info.run_id, Tag.DRIVER, driver)
+        if state == "RUNNING":
+            with pytest.raises(
+                HousekeepingError, match=r"'000 tiny' is being trained \(driver .*stop it with Ctrl-C there"
+            ):
+                plan_remove("tiny", uri)
         close_stale(store)
         assert store.client.get_run(run.info.run_id).info.status == state
+    assert plan_remove("tiny", uri)
+    assert main(["retry", "tiny/train/0", "--tracking-uri", uri]) == 2
+    assert "assay train with --resume goes on with it" in capsys.readouterr().err
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,18 +224,57 @@ def close_to(curve: list[tuple[int, float, float]], other: list[tuple[int, float
     return all(abs(a - b) < 1e-5 for one, two in zip(curve, other, strict=True) for a, b in zip(one, two, strict=True))
 
 
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A store with one trial of a model with experts whose load moves their biases, and with dropout; not trained."""
+    folder = tmp_path_factory.mktemp("routed")
+    uri = store_uri(folder)
+    text = experiment_text().replace("ffn: gelu", "ffn: moe_bias\n  residual_dropout: 0.2")
+    text = text.replace("batch_tokens: 512,", "batch_tokens: 512, micro_batch_tokens: 128,")
+    experiment = read(text, full_space=full_space, tasks=TASKS)
+    search = Searched(experiment=experiment, data=task_of(experiment).prepare(), environment=capture(()))
+    tracker = Tracker(uri)
+    search.start(tracker)
+    tracker.finish_trial(search.start_trial(tracker, 0), result())
+    tracker.finish_search("FINISHED")
+    return Whole(uri=uri, folder=folder)
+
+
+def on_one(made: Whole, tokens: int) -> list[tuple[int, float, float]]:
+    """The readings of the same training in this process."""
+    store = Store(locate(made.uri))
+    spec = longer(store.spec(store.find_run("tiny/0")), Asked(run="tiny/0", tokens=tokens), None)
+    data = task_from_plain(spec.task).prepare()
+    found = run_trial(spec, data, lambda reading: True, group=Group(seeds_parts=True))
+    return [(reading.tokens, reading.loss, reading.train_loss) for reading in found.curve]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_to_the_losses_of_one(strategy: str, whole: Whole, tmp_path: Path) -> None:
-    assert whole.train("--name", strategy, "--devices", "2", "--strategy", strategy) == 0
-    assert len(whole.curve("whole")) == 5
-    assert whole.curve("whole")[-1][1] < whole.curve("whole")[0][1] - 0.1
-    assert close_to(whole.curve(strategy), whole.curve("whole"))
-    run = whole.run(strategy)
+def test_two_processes_train_to_the_losses_of_one(strategy: str, routed: Whole, tmp_path: Path) -> None:
+    asked = ("--name", strategy, "--tokens", "10240", "--devices", "2", "--strategy", strategy)
+    assert routed.train(*asked) == 0
+    one = on_one(routed, 10240)
+    assert len(one) == 5
+    assert one[-1][1] < one[0][1] - 0.05
+    assert close_to(routed.curve(strategy), one)
+    run = routed.run(strategy)
     assert (run.info.status, run.data.tags[Tag.STATUS], run.data.tags[Tag.STAGE]) == ("FINISHED", "ok", "train")
-    folder = export(run.info.run_id, str(tmp_path / "model"), whole.uri)
+    folder = export(run.info.run_id, str(tmp_path / "model"), routed.uri)
     assert (folder / Artifact.MODEL).read_bytes()
-    assert whole.files() is None
+    assert routed.files() is None
+    with pytest.raises(ReplayError, match=f"was trained on several devices \\(2 {strategy}\\)"):
+        replay(run.info.run_id, routed.uri)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_cuda_devices_train_to_the_losses_of_one(strategy: str, routed: Whole) -> None:
+    asked = ("--device", "cuda", "--tokens", "10240", "--strategy", strategy)
+    assert routed.train(*asked, "--name", f"{strategy} 1") == 0
+    assert routed.train(*asked, "--name", f"{strategy} 2", "--devices", "2") == 0
+    assert close_to(routed.curve(f"{strategy} 2"), routed.curve(f"{strategy} 1"))
 
 
 @pytest.mark.slow
@@ -261,6 +328,12 @@ def test_a_training_that_is_asked_to_end_keeps_its_state_and_goes_on_on_two_proc
     assert whole.train("--name", "ended", "--resume") == 2
 
 
+def kill_a_worker(whole: Whole) -> None:
+    """Kill one of the processes that train once there is a checkpoint."""
+    until(whole.files)
+    os.kill(max(whole.processes()), signal.SIGKILL)
+
+
 BREAKS_ON_THE_SECOND = """
 import os
 if os.environ.get("RANK") == "1" and not os.path.exists({file!r}):
@@ -283,10 +356,10 @@ def test_the_failure_of_one_process_is_told_and_the_training_goes_on_after_it(
     assert (run.info.status, run.data.tags[Tag.STATUS]) == ("FAILED", "failed")
     assert run.data.tags[Tag.REASON] == "on device 1: RuntimeError: broken on purpose"
     assert not whole.processes()
-    driver = whole.driver("--name", "broken", "--devices", "2", "--resume")
-    until(whole.files)
-    os.kill(max(pid for pid in whole.processes() if pid != driver.pid), signal.SIGKILL)
-    assert driver.wait(60) == 1
+    killer = threading.Thread(target=kill_a_worker, args=(whole,))
+    killer.start()
+    assert whole.train("--name", "broken", "--devices", "2", "--resume") == 1
+    killer.join()
     run = whole.run("broken")
     assert (run.info.status, run.data.tags[Tag.STATUS]) == ("KILLED", "preempted")
     assert "SIGKILL (device " in run.data.tags[Tag.REASON]
