@@ -142,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--data", default="", help="where the data lies when the model must be trained again")
     _recorded_blocks(export)
 
+    audit = command("audit", "prove that each trial followed from what had been told when it was proposed")
+    audit.add_argument("name", help="name of the search")
+    audit.add_argument("--study", default="", help="study storage: sqlite:///FILE or postgresql://...")
+    _json(audit)
+
     sync = command("sync", "show in a tracking store what a study holds: a new server, a search copied from elsewhere")
     sync.add_argument("name", help="name of the search")
     sync.add_argument("--from", dest="source", default="mlruns", help="copy of an mlruns folder (default mlruns)")

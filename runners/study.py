@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,34 +14,28 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from blocks.families import InfeasibleArchitecture
-from runners.candidate import Resolved, make_spec, resolve
+from runners.candidate import Resolved
 from runners.crew import Crew
-from runners.feasibility import Foresight, Vetted, no_veto
-from runners.finding import Finder
 from runners.generations import StudyMismatch, generation_of, study_name
 from runners.guard import Guard
-from runners.history import Fate, Told, select, shown
+from runners.history import Fate, Told
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
+from runners.proposing import Proposed, Proposer
 from runners.pruning import make_pruner, observe_all
 from runners.samplers import make_sampler
-from runners.stopwatch import Stopwatch
 from runners.telling import (
-    as_resolved,
-    as_told,
-    completed,
     directions,
     live_domains,
     objective_values,
     others_at,
     speed_of,
+    told_of,
 )
-from runners.warm import FINGERPRINT, Earlier, take_over
-from search_space.canon import seed_from
-from search_space.domains import Scalar
+from runners.warm import FINGERPRINT, take_over
 from search_space.errors import UserError
 from search_space.places import file_name
-from search_space.records import Reading, Seeds, TrialResult, TrialSpec
+from search_space.records import Reading, TrialResult, TrialSpec
 from search_space.space import searched
 
 if TYPE_CHECKING:
@@ -50,16 +43,6 @@ if TYPE_CHECKING:
     from search_space.experiment import Experiment
 
 __all__ = ["Proposed", "Study", "StudyBusy", "StudyMismatch", "study_folder"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposed:
-    """A stored trial that is to be run."""
-
-    number: int
-    generation: int
-    resolved: Resolved
-    spec: TrialSpec
 
 
 def study_folder(uri: str, name: str) -> Path:
@@ -92,24 +75,16 @@ class Study:
         """Why there is nothing more to propose; empty while there is."""
         self._release = release
         self._ledger = Ledger(storage, study_name(experiment.name, generation), directions(experiment.objectives))
-        self._sampler = make_sampler(experiment)
-        self._foresight = Foresight(experiment.space, experiment.search.seed)
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
         self._told: dict[int, Told] = {}
-        self.guard = Guard(experiment)
-        """To be asked before a point is resolved."""
-        self._shape: TaskShape | None = None
-        self._fingerprint = ""
-        self._earlier = Earlier({}, experiment.space)
-        folder = study_folder(storage.url, experiment.name)
-        self._stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits)
-        self._finder = Finder(experiment.space, self._resolve, self._stopwatch.check)
+        self._folder = study_folder(storage.url, experiment.name)
+        self.proposer = Proposer(experiment, self._folder)
         for entry in self._ledger.entries():
             self._mirror(entry)
         self.copied = sum(entry.generation != generation for entry in self._ledger.entries())
         """Trials that came from earlier generations."""
-        self.crew = Crew(self._ledger, turns_of(storage, experiment.name, folder))
+        self.crew = Crew(self._ledger, turns_of(storage, experiment.name, self._folder))
 
     @classmethod
     def open(cls, uri: str, experiment: "Experiment", *, extend: bool = False, join: bool = False) -> Self:
@@ -134,7 +109,7 @@ class Study:
 
     def close(self) -> None:
         """Let the study go; another driver may open it."""
-        self.guard.close()
+        self.proposer.guard.close()
         with suppress(SQLAlchemyError, StorageInternalError):  # Whoever comes next finds out by itself.
             self.crew.leave()
         self._release()
@@ -156,19 +131,28 @@ class Study:
             )
         if not self._ledger.noted(FINGERPRINT, ""):
             self._ledger.note(FINGERPRINT, fingerprint)
-        self._earlier = take_over(self._ledger, self.storage, self.experiment, fingerprint)
-        self._shape, self._fingerprint = shape, fingerprint
+        self.proposer.bind(shape, fingerprint, take_over(self._ledger, self.storage, self.experiment, fingerprint))
+
+    def fresh_proposer(self) -> Proposer:
+        """A proposer bound like this study's that knows no trial yet."""
+        proposer = Proposer(self.experiment, self._folder)
+        proposer.bind(self.shape, self.fingerprint, self.proposer.earlier)
+        return proposer
+
+    @property
+    def guard(self) -> Guard:
+        """To be asked before a point is resolved."""
+        return self.proposer.guard
 
     @property
     def shape(self) -> "TaskShape":
         """What a model must fit."""
-        assert self._shape is not None, "bind() says which data is trained on"
-        return self._shape
+        return self.proposer.shape
 
     @property
     def fingerprint(self) -> str:
         """Of the data trials are trained on."""
-        return self._fingerprint
+        return self.proposer.fingerprint
 
     def trials(self) -> Sequence[Entry]:
         """Every trial of this generation, those copied from earlier ones included, by number."""
@@ -176,7 +160,7 @@ class Study:
 
     def running(self) -> list[Proposed]:
         """Trials of this driver that were stored but have no result."""
-        return [_proposed(entry) for entry in self._ledger.unfinished() if entry.result is None and self._owns(entry)]
+        return [Proposed.of(entry) for entry in self._ledger.unfinished() if entry.result is None and self._owns(entry)]
 
     def unshown(self) -> list[Entry]:
         """Trials of this driver that ended, of which the tracking store may not know."""
@@ -205,7 +189,7 @@ class Study:
 
     def proposed(self, entry: Entry) -> Proposed:
         """A stored trial that is to be run again."""
-        return _proposed(entry)
+        return Proposed.of(entry)
 
     def _owns(self, entry: Entry) -> bool:
         return entry.owner == self.crew.me
@@ -213,7 +197,7 @@ class Study:
     def _mirror(self, entry: Entry) -> None:
         """Know the point as tried, and show the pruner what is stored of the trial."""
         self._observe(entry)
-        self._finder.know(entry.point, entry.spec.candidate)
+        self.proposer.know(entry)
 
     def propose(self, most: float = math.inf) -> Proposed | None:
         """The next trial, stored as running; None when there is none, and `ended` says why.
@@ -231,17 +215,11 @@ class Study:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
             return self._store_baseline()
-        own = self._history()
-        chosen = select(own)
-        earlier = self._earlier.before(chosen, always=self._sampler.sees_all)
-        seen = [*earlier, *(own if self._sampler.sees_all else chosen)]
-        veto = no_veto if self._sampler.ends else self._foresight.veto(number, [*earlier, *chosen])
-        draws = Vetted(self._sampler.draws(number, seen), veto)
-        found, redraws = self._finder.find(draws, ends=self._sampler.ends)
+        found, marks = self.proposer.find(number, self.told())
         if found is None:
-            self.ended = self._finder.ended
+            self.ended = self.proposer.ended
             return None
-        return self._store(*found, {"redraws": redraws, "history": shown(seen), "drawn": True})
+        return self._store(*found, marks)
 
     def report(self, number: int, reading: Reading) -> bool:
         """Take a reading; False when the trial is to be pruned."""
@@ -283,14 +261,14 @@ class Study:
         others = partial(others_at, self.experiment.objectives, entry)
         observe_all(self._pruner, entry.number, dict(entry.readings), entry.result, others)
 
-    def _history(self) -> list[Told]:
+    def told(self) -> list[Told]:
+        """Every trial as a sampler sees it, by number; those outside the space that is searched now are left out."""
         found = []
         for entry in self._ledger.entries():
             if entry.number not in self._told:
-                point = completed(self.experiment.space, entry.point)
-                if point is None:
+                told = told_of(entry, self.experiment, self.generation)
+                if told is None:
                     continue
-                told = as_told(entry, point, self.experiment.objectives, self.generation)
                 if told.fate is Fate.RUNNING:
                     found.append(told)
                     continue
@@ -298,20 +276,9 @@ class Study:
             found.append(self._told[entry.number])
         return found
 
-    def _resolve(self, point: Mapping[str, Scalar]) -> tuple[Resolved, TrialSpec]:
-        self.guard.check(point, self.shape)
-        resolved = resolve(point, self.experiment, self.shape)
-        return resolved, self._spec(resolved)
-
-    def _spec(self, resolved: Resolved) -> TrialSpec:
-        seed = self.experiment.search.seed
-        seeds = Seeds(init=seed_from(seed, "init"), data=seed_from(seed, "data"), dropout=seed_from(seed, "dropout"))
-        return make_spec(resolved, self.experiment, fingerprint=self._fingerprint, seeds=seeds)
-
     def _store_baseline(self) -> Proposed:
         try:
-            resolved, spec = self._resolve(self.experiment.baseline)
-            self._stopwatch.check(spec)
+            resolved, spec = self.proposer.resolved(self.experiment.baseline)
         except InfeasibleArchitecture as error:
             raise UserError(f"baseline: cannot be trained under this experiment: {error}") from error
         return self._store(resolved, spec, {"redraws": {}, "drawn": False, "baseline": True})
@@ -324,13 +291,9 @@ class Study:
             point=resolved.flat,
             arch_id=resolved.arch_id,
             cost=dataclasses.asdict(resolved.cost),
-            marks={**marks, **self._pruner.marks(len(self._ledger)), **self._stopwatch.marks(spec)},
+            marks={**marks, **self._pruner.marks(len(self._ledger)), **self.proposer.stopwatch.marks(spec)},
             owner=self.crew.me,
         )
         self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
-        self._finder.know(resolved.flat, spec.candidate)
+        self.proposer.know(entry)
         return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)
-
-
-def _proposed(entry: Entry) -> Proposed:
-    return Proposed(number=entry.number, generation=entry.generation, resolved=as_resolved(entry), spec=entry.spec)

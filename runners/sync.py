@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runners.candidate import full_space
 from runners.environment import Environment
-from runners.generations import latest_generation, study_name
+from runners.generations import latest_generation, latest_whole, study_name
 from runners.ledger import Entry, Ledger, exists, open_storage
 from runners.locks import lock_study
 from runners.showing import Shown, final_trial, search_trial
@@ -24,6 +24,7 @@ from runners.tasks.data import TaskData
 from runners.telling import directions
 from search_space.errors import UserError
 from search_space.experiment import Experiment, from_plain
+from search_space.places import database_file
 from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def sync(
     UserError when there is no such study, or it lacks what a view is made from; StudyBusy while a driver runs it.
     """
     folder = study_folder(study_uri, name)
-    storage = open_storage(study_uri)
+    storage = _present_storage(study_uri)
     try:
         if not exists(storage, study_name(name, 0)):
             raise UserError(f"study {study_uri}: holds no search {name!r}; name its folder with --from, or --study URI")
@@ -84,6 +85,37 @@ def sync(
             release()
     finally:
         storage.engine.dispose()
+
+
+def stored_experiment(uri: str, name: str) -> Experiment:
+    """The experiment of a search as its study holds it; UserError when there is no such study."""
+    storage = _present_storage(uri)
+    try:
+        whole = latest_whole(storage, name)
+        if not whole:
+            raise UserError(f"study {uri}: holds no search {name!r}; name its storage with --study URI")
+        return experiment_of(Ledger(storage, whole, []), uri, name)
+    finally:
+        storage.engine.dispose()
+
+
+def _present_storage(uri: str) -> "RDBStorage":
+    """A storage that is there; none is made."""
+    file = database_file(uri)
+    if file is not None and not file.is_file():
+        raise UserError(f"study {uri}: there is no such file; name the search's storage with --study URI")
+    return open_storage(uri)
+
+
+def experiment_of(ledger: Ledger, uri: str, name: str) -> Experiment:
+    """The experiment that is noted in a study."""
+    plain = ledger.noted(_EXPERIMENT, None)
+    if plain is None:
+        raise UserError(
+            f"study {uri}: does not hold its experiment, as it was begun by an older version; run "
+            f"'assay search FILE --name {name}' once more, which notes it"
+        )
+    return from_plain(plain, full_space, TASKS)
 
 
 class _Sync:
@@ -125,7 +157,7 @@ class _Sync:
         complete: bool,
         progress: Callable[[str], None],
     ) -> int:
-        experiment, data = self._experiment(), self._data()
+        experiment, data = experiment_of(self._ledger, self._uri, self._name), self._data()
         self._tracker.start_search(experiment, experiment.space.id, data, self._environment(), self._uri)
         without = 0
         for count, (shown, result) in enumerate(missing, start=1):
@@ -167,15 +199,6 @@ class _Sync:
             return {}
         runs = every_run(client, [found.experiment_id])
         return {run.data.tags.get(Tag.KEY, ""): {**run.data.tags, "status": run.info.status} for run in runs}
-
-    def _experiment(self) -> Experiment:
-        plain = self._ledger.noted(_EXPERIMENT, None)
-        if plain is None:
-            raise UserError(
-                f"study {self._uri}: does not hold its experiment, as it was begun by an older version; run "
-                f"'assay search FILE --name {self._name}' once with the new store instead"
-            )
-        return from_plain(plain, full_space, TASKS)
 
     def _data(self) -> TaskData:
         files = sorted(self._folder.glob("data-*.safetensors"))

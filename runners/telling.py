@@ -1,6 +1,7 @@
 """Stored trials in the words of those who ask: samplers, Optuna's tables, the driver."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from optuna.study import StudyDirection
 
@@ -13,6 +14,9 @@ from search_space import domains
 from search_space.domains import Domain, Scalar
 from search_space.records import Metric, Reading, Status
 from search_space.space import Space, walk
+
+if TYPE_CHECKING:
+    from search_space.experiment import Experiment
 
 _MAXIMISED = (Metric.TOKENS_PER_SECOND,)
 
@@ -83,6 +87,12 @@ def _when_pruned(objectives: Sequence[str], entry: Entry, loss: float) -> tuple[
     if not known.keys() >= set(objectives):
         return ()
     return tuple(_minimised(name, known[name]) for name in objectives)
+
+
+def told_of(entry: Entry, experiment: "Experiment", generation: int) -> Told | None:
+    """The trial as a sampler of a generation sees it; None when its point does not lie in the space."""
+    point = completed(experiment.space, entry.point)
+    return None if point is None else as_told(entry, point, experiment.objectives, generation)
 
 
 def completed(space: Space, point: Mapping[str, Scalar]) -> dict[str, Scalar] | None:

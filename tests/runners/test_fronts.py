@@ -102,7 +102,7 @@ def test_pruned_trials_of_two_objectives_inform_the_sampler(tmp_path: Path, samp
             found = made_up(proposed)
             pruned = TrialResult(status=Status.PRUNED, metrics={"tokens_per_second": 9.0}, curve=found.curve[:2])
             study.tell(proposed.number, pruned if at % 3 == 1 else found)
-        history = study._history()
+        history = study.told()
         proposed_points = points(study)
     assert [told.fate for told in history[:3]] == [Fate.OK, Fate.PRUNED, Fate.OK]
     assert history[1].values == (history[1].last_loss, -9.0)

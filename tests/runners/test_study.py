@@ -273,7 +273,7 @@ def test_a_trial_without_one_of_its_objectives_is_settled_as_broken(tmp_path: Pa
         run(study, 2)
     with opened(tmp_path, *two) as study:
         assert all(entry.settled for entry in study.trials())
-        assert [told.fate for told in study._history()] == [Fate.BROKEN, Fate.OK, Fate.OK]
+        assert [told.fate for told in study.told()] == [Fate.BROKEN, Fate.OK, Fate.OK]
         (kept,) = study.storage.get_all_studies()
         states = [trial.state for trial in study.storage.get_all_trials(kept._study_id)]
         assert states == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
