@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -38,21 +40,31 @@ class TwoMachines:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        for name in self.names:
-            _ip("netns", "add", name)
-        _ip("link", "add", self._cable[0], "type", "veth", "peer", "name", self._cable[1])
-        for name, end, address in zip(self.names, self._cable, (HEAD, OTHER), strict=True):
-            _ip("link", "set", end, "netns", name)
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
-            _ip("-n", name, "link", "set", end, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        start = ["ray", "start", "--block", "--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"]
-        config = f"--system-config={json.dumps(QUICK)}"
-        head = ["--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--include-dashboard=false", config]
-        self._start(self.inside(0, *start, *head))
-        joined = " ".join([*start, f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}"])
-        hide = f"mount -t tmpfs none '{self._hidden}' && exec {joined}"
-        self._start(self.inside(1, "unshare", "--mount", "sh", "-c", hide))
+        with ExitStack() as undo:
+            undo.callback(self.__exit__)
+            for name in self.names:
+                _ip("netns", "add", name)
+            _ip("link", "add", self._cable[0], "type", "veth", "peer", "name", self._cable[1])
+            for name, end, address in zip(self.names, self._cable, (HEAD, OTHER), strict=True):
+                _ip("link", "set", end, "netns", name)
+                _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+                _ip("-n", name, "link", "set", end, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+            start = [
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                "--block",
+                "--num-cpus=1",
+                "--object-store-memory=80000000",
+                "--disable-usage-stats",
+            ]
+            config = f"--system-config={json.dumps(QUICK)}"
+            head = ["--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--include-dashboard=false", config]
+            self._start(self.inside(0, *start, *head))
+            joined = " ".join([*start, f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}"])
+            hide = f"mount -t tmpfs none '{self._hidden}' && exec {joined}"
+            self._start(self.inside(1, "unshare", "--mount", "sh", "-c", hide))
+            undo.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,7 +73,7 @@ class TwoMachines:
         for process in self._processes:
             process.wait()
         for name in self.names:
-            _ip("netns", "delete", name)
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def inside(self, machine: int, *command: str) -> list[str]:
         """The command line that runs a command on a machine."""

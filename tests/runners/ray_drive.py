@@ -37,7 +37,7 @@ def main(address: str, data: Path, folder: Path) -> None:
     told = {
         "whole": whole,
         "peak": source.peak,
-        "preempted": {key: result.reason for key, result in source.preempted.items()},
+        "preempted": {key: (result.tokens, result.reason) for key, result in source.preempted.items()},
         "results": {key: result.status for key, result in source.results.items()},
     }
     print(json.dumps(told))

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from given import GivenSource
-from namespaces import HEAD, PORT, QUICK, TwoMachines, available
+from namespaces import HEAD, PORT, TwoMachines, available
 from processes import descendants
 from ray.cluster_utils import Cluster
 from studied import FINITE, experiment
@@ -68,44 +67,6 @@ def stop_what_runs(source: GivenSource) -> bool:
     return True
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """A head with room for one trial, whose cluster notices within seconds that a machine is gone."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": QUICK})
-    yield made
-    made.shutdown()
-
-
-@pytest.mark.fault
-def test_a_machine_dies_and_its_trial_alone_is_preempted(
-    small: tuple[TrialSpec, Path], tmp_path: Path, cluster: Cluster
-) -> None:
-    spec, file = small
-    node = cluster.add_node(num_cpus=1)
-    jobs = [Job(key=key, spec=going_wrong(spec, "slow"), weights=tmp_path / f"{key}") for key in range(4)]
-    source = GivenSource(jobs)
-
-    def kill_when_both_run() -> bool:
-        if not source.preempted and sum(bool(source.readings[key]) for key in source.running) == 2:
-            cluster.remove_node(node, allow_graceful=False)
-            source.on_tick = lambda: True
-        return True
-
-    source.on_tick = kill_when_both_run
-    with (
-        Interrupts() as interrupts,
-        RayEngine(jobs=2, data=file, folder=tmp_path, address=cluster.address, blocks=("misbehaving",)) as engine,
-    ):
-        assert engine.drive(source, interrupts)
-    assert source.peak == 2
-    assert len(source.preempted) == 1
-    (lost,) = source.preempted.values()
-    assert "taken away" in lost.reason
-    assert lost.tokens > 0
-    assert [source.results[key].status for key in range(4)] == [Status.OK] * 4
-    assert all((tmp_path / f"{key}").exists() for key in range(4))
-
-
 @pytest.mark.fault
 @pytest.mark.skipif(not available(), reason="network namespaces need root and iproute2")
 def test_a_machine_out_of_reach_is_given_up_and_one_without_our_files_is_served(
@@ -129,9 +90,31 @@ def test_a_machine_out_of_reach_is_given_up_and_one_without_our_files_is_served(
             machines.pull_the_cable()
             told = json.loads(driver.stdout.readline())
     assert told["peak"] == 2
-    assert len(told["preempted"]) == 1
+    ((lost, reason),) = told["preempted"].values()
+    assert lost > 0
+    assert "taken away" in reason
     assert told["results"] == dict.fromkeys("0123", "ok")
     assert {f"{key}" for key in range(4)} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.fault
+def test_a_worker_ended_for_want_of_memory_is_told_so_and_the_next_trial_starts(
+    small: tuple[TrialSpec, Path], tmp_path: Path
+) -> None:
+    greedy = {"memory_usage_threshold": 0.001, "memory_monitor_refresh_ms": 15000}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": greedy})
+    slow = going_wrong(small[0], "slow", 120.0)
+    longer = dataclasses.replace(slow, budget=dataclasses.replace(slow.budget, tokens=32768))
+    source = GivenSource([Job(key=0, spec=longer), Job(key=1, spec=small[0])])
+    engine = RayEngine(jobs=1, data=small[1], folder=tmp_path, address=made.address, blocks=("misbehaving",))
+    try:
+        with Interrupts() as interrupts, engine:
+            assert engine.drive(source, interrupts)
+    finally:
+        made.shutdown()
+    assert source.results[0].status is Status.OUT_OF_MEMORY
+    assert "running out of memory" in source.results[0].reason
+    assert source.results.keys() == {0, 1}
 
 
 @pytest.mark.fault
