@@ -116,14 +116,14 @@ def wait_for(header: Path, tokens: int) -> None:
 def test_a_killed_trial_goes_on_in_the_same_run_with_steps_that_strictly_increase(tmp_path: Path, whom: str) -> None:
     """A checkpoint stands at a reading, the kill comes after it: nothing is trained twice, nothing is logged twice."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    asked = ("search.trials=1", "engine.checkpoint_tokens=256", "budget.tokens=4096")
+    asked = ("search.trials=1", "engine.checkpoint_tokens=256", "budget.tokens=2560")
     for folder in (whole, broken):
         folder.mkdir()
         (folder / "small.yaml").write_text(text_of(ONE))
     command = [sys.executable, str(HERE / "drive.py"), str(broken), str(broken / "small.yaml")]
     command += ["search.sampler=grid", "optimizer.adamw.learning_rate=0.003", *asked]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as driver:
-        wait_for(broken / "small/checkpoints/search-0-0/checkpoint.json", 1280)
+        wait_for(broken / "small/checkpoints/search-0-0/checkpoint.json", 768)
         os.kill(driver.pid if whom == "driver" else worker_of(driver.pid), signal.SIGKILL)
         assert driver.wait() == (-signal.SIGKILL if whom == "driver" else 0)
     before = [run.info.run_id for run in runs(broken)]
