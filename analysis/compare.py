@@ -53,7 +53,8 @@ class Verdict:
     margin: float
     unit: str
     more_seeds: int
-    """How many further pairs would probably decide, were the observed gap and spread the true ones; 0 when decided."""
+    """How many further pairs would probably decide a gap of the margin, or of the observed size where there is no
+    margin, were the observed spread the true one; 0 when decided."""
     withheld: str = ""
     """Why nothing is decided although the pairs alone would decide; empty when the pairs speak for themselves."""
 
@@ -152,17 +153,8 @@ def paired_verdict(
     values = [float(value) for value in differences]
     _check(values, alpha, margin)
     n = len(values)
-    mean = float(np.mean(values)) if n else math.nan
-    identical = n >= 2 and not any(values)
-    low, high = (0.0, 0.0) if identical else confidence_sequence(values, alpha)
-    if identical or (-margin <= low and high <= margin):
-        kind = "equal"
-    elif high < 0:
-        kind = "better"
-    elif low > 0:
-        kind = "worse"
-    else:
-        kind = "undecided"
+    mean = math.fsum(values) / n if n else math.nan
+    kind, low, high = standing(values, alpha=alpha, margin=margin)
     more = _more_seeds(values, alpha, margin) if kind == "undecided" else 0
     return Verdict(
         kind=kind,
@@ -177,6 +169,18 @@ def paired_verdict(
         unit=unit,
         more_seeds=more,
     )
+
+
+def standing(values: Sequence[float], *, alpha: float, margin: float) -> tuple[Kind, float, float]:
+    """What differences say by themselves, with their interval: the part of `paired_verdict` that decides."""
+    if len(values) >= 2 and not any(values):
+        return "equal", 0.0, 0.0
+    low, high = confidence_sequence(values, alpha)
+    if -margin <= low and high <= margin:
+        return "equal", low, high
+    if high < 0:
+        return "better", low, high
+    return ("worse" if low > 0 else "undecided"), low, high
 
 
 def _check(values: list[float], alpha: float, margin: float) -> None:
@@ -194,34 +198,27 @@ def _check(values: list[float], alpha: float, margin: float) -> None:
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(np.std(values, ddof=1))
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _more_seeds(values: list[float], alpha: float, margin: float) -> int:
-    """Further pairs until the interval would leave zero, or fit into the margin; capped at _MOST_SEEDS."""
+    """Further pairs until a gap as large as the margin, or as the observed one, would be decided."""
     n = len(values)
     if n < 2:
         return next(k for k in range(2, _MOST_SEEDS) if math.isfinite(decidable(k, alpha))) - n
-    mean, spread = abs(_moments(values)[0]), _moments(values)[1]
-    return pairs_to_settle(mean, spread, alpha=alpha, margin=margin, after=n) - n
+    mean, spread = _moments(values)
+    return pairs_to_settle(margin or abs(mean), spread, alpha=alpha, after=n) - n
 
 
-def pairs_to_settle(gap: float, spread: float, *, alpha: float, margin: float = 0.0, after: int = 1) -> int:
-    """How many pairs decide when their mean is `gap` and their deviation `spread`; at least one more than `after`.
-
-    At most _MOST_SEEDS more than `after`.
-    """
-
-    def decides(n: int) -> bool:
-        width = decidable(n, alpha) * spread
-        return width < gap or gap + width <= margin
-
+def pairs_to_settle(gap: float, spread: float, *, alpha: float, after: int = 1) -> int:
+    """How many pairs with such a mean and deviation decide; at least one and at most _MOST_SEEDS more than `after`."""
     low, high = after, after + _MOST_SEEDS
-    if not decides(high):
+    if decidable(high, alpha) * spread >= gap:
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if decides(middle) else (middle, high)
+        low, high = (low, middle) if decidable(middle, alpha) * spread < gap else (middle, high)
     return high
 
 
@@ -248,7 +245,8 @@ def _sentence(verdict: Verdict) -> str:
     if v.n < _FEWEST_FORETELL:
         return said
     wish = f"more than {_MOST_SEEDS:,}" if v.more_seeds >= _MOST_SEEDS else f"about {v.more_seeds}"
-    return f"{said}; {wish} more would probably settle a gap of this size"
+    gap = f"of {number_text(v.margin)} {v.unit}" if v.margin else "of this size"
+    return f"{said}; {wish} more would probably settle a gap {gap}"
 
 
 def number_text(value: float) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,9 @@ from runners.conditions import peak_bytes
 from runners.diagnosing import Checkups
 from search_space.checkup import Checkup, checkup_from_plain
 from search_space.records import Metric, Reading, Status, TrialResult, TrialSpec, to_plain
+
+MOST_DOCUMENTS = 256
+"""Documents whose test losses a final keeps, at most."""
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Tally:
     backends: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    documents: list[tuple[float, int]] = field(default_factory=list)
+    """Mean test loss and counted targets of each document."""
 
     def elapsed(self) -> float:
         """Seconds of the trial's own time."""
@@ -41,6 +46,15 @@ class Tally:
         if found:
             self.checkups += found
             self.put(Metric.SECONDS_DIAGNOSE, checkups.seconds)
+
+    def take_documents(self, sequences: Sequence[tuple[float, int]]) -> None:
+        """Keep the test losses of consecutive sequences, joined until there are at most MOST_DOCUMENTS."""
+        per_document = math.ceil(len(sequences) / MOST_DOCUMENTS)
+        for first in range(0, len(sequences), max(per_document, 1)):
+            part = sequences[first : first + per_document]
+            count = sum(counted for _, counted in part)
+            if count:
+                self.documents.append((float(f"{math.fsum(loss for loss, _ in part) / count:.7g}"), count))
 
     def put(self, name: str, value: float) -> None:
         """A metric, unless it is NaN or infinite."""
@@ -97,4 +111,6 @@ class Tally:
             environment=self.environment,
             checkups=tuple(self.checkups),
             remarks=tuple(self.remarks),
+            document_losses=tuple(loss for loss, _ in self.documents),
+            document_counts=tuple(count for _, count in self.documents),
         )

@@ -242,12 +242,14 @@ def _read(model: DecoderLM, asked: _Asked, tally: Tally, watch: Watch) -> None:
         raise TrialEnd(Status.PRUNED, f"pruned at {tally.tokens} tokens with a validation loss of {found.loss:.4f}")
 
 
-def _evaluate(model: DecoderLM, asked: _Asked, tally: Tally, split: str, length: int) -> Evaluation:
+def _evaluate(
+    model: DecoderLM, asked: _Asked, tally: Tally, split: str, length: int, *, by_sequence: bool = False
+) -> Evaluation:
     """One evaluation, timed."""
     spec = asked.spec
     since = time.perf_counter()
     batches = asked.data.evaluation(split, spec.budget.eval_tokens, length)
-    found = evaluate(model, batches, spec.device, spec.dtype, asked.group)
+    found = evaluate(model, batches, spec.device, spec.dtype, asked.group, by_sequence=by_sequence)
     tally.evaluate_seconds += time.perf_counter() - since
     return found
 
@@ -261,8 +263,14 @@ def _read_out(model: DecoderLM, asked: _Asked, tally: Tally) -> None:
     for length in task.get("eval_lengths", ()):
         tally.put(f"loss_at/{length}", _evaluate(model, asked, tally, "validation", length).loss)
     if asked.test:
-        found = _evaluate(model, asked, tally, "test", asked.data.shape.train_len)
+        alone = asked.group.size == 1
+        found = _evaluate(model, asked, tally, "test", asked.data.shape.train_len, by_sequence=alone)
         tally.put(Metric.TEST_LOSS, found.loss)
+        if alone and math.isfinite(found.loss):
+            tally.take_documents(found.sequences)
+        for length in task.get("eval_lengths", ()):
+            at_length = _evaluate(model, asked, tally, "test", length)
+            tally.put(f"{Metric.TEST_LOSS_AT}{length}", at_length.loss)
         if asked.data.reports_accuracy:
             tally.put(Metric.TEST_ACCURACY, found.accuracy)
 

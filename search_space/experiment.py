@@ -15,6 +15,7 @@ from search_space.points import changed
 from search_space.reading import read_experiment
 from search_space.records import Budget
 from search_space.settings import (
+    ContestSpec,
     Contrast,
     EngineSpec,
     FinalSpec,
@@ -29,6 +30,7 @@ from search_space.space import Space, join, unknown
 from search_space.stored import described, space_from_plain, space_to_plain, words
 
 __all__ = [
+    "ContestSpec",
     "Contrast",
     "EngineSpec",
     "Experiment",
@@ -96,6 +98,7 @@ class Experiment:
         for key in ("name", "description", "text", "overrides", "max_hours", "max_tokens", "full"):
             del plain[key]
         del plain["search"]["trials"], plain["final"]["seeds"]
+        plain["final"].pop("contest", None)
         plain["engine"] = self.engine.decides()
         plain["space"] = described(self.space)
         return plain
@@ -115,10 +118,7 @@ class Experiment:
             "search": self.search.plain(),
             "engine": dataclasses.asdict(self.engine),
             "baseline": dict(self.baseline),
-            "final": {
-                "seeds": self.final.seeds,
-                "contrasts": {contrast.name: dict(contrast.change) for contrast in self.final.contrasts},
-            },
+            "final": self.final.plain(),
             "blocks": list(self.blocks),
             "max_hours": _finite({"value": self.max_hours}),
             "max_tokens": _finite({"value": self.max_tokens}),
@@ -159,6 +159,7 @@ def from_plain(plain: Mapping[str, Any], full_space: FullSpace, tasks: Mapping[s
             "final": FinalSpec(
                 seeds=plain["final"]["seeds"],
                 contrasts=tuple(Contrast(name=n, change=c) for n, c in plain["final"]["contrasts"].items()),
+                contest=ContestSpec(**plain["final"].get("contest", {})),
             ),
             "blocks": tuple(plain["blocks"]),
             "max_hours": plain["max_hours"].get("value", math.inf),

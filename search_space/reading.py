@@ -10,7 +10,17 @@ from search_space import rules, settings, values, yamlfile
 from search_space.errors import Faults
 from search_space.overrides import Source, apply, parse_override
 from search_space.section import Section
-from search_space.settings import Contrast, EngineSpec, FinalSpec, FreeSize, Limits, PrunerSpec, SearchSpec, SizeTarget
+from search_space.settings import (
+    ContestSpec,
+    Contrast,
+    EngineSpec,
+    FinalSpec,
+    FreeSize,
+    Limits,
+    PrunerSpec,
+    SearchSpec,
+    SizeTarget,
+)
 from search_space.space import Space, unknown
 from search_space.spacefile import read_change, read_point, read_space
 from search_space.taskspec import read_task
@@ -33,6 +43,7 @@ SECTIONS = (
     "max_tokens",
 )
 """Top-level keys beside those of the space (model, optimizer, ...)."""
+CONTEST_KEYS = tuple(field.name for field in dataclasses.fields(ContestSpec))
 
 
 def read_experiment(
@@ -243,7 +254,7 @@ def _pruner(search: Section) -> PrunerSpec:
 
 
 def _final(top: Section, full: Space) -> FinalSpec:
-    section = top.section("final", ("seeds", "contrasts"))
+    section = top.section("final", ("seeds", "contrasts", *CONTEST_KEYS))
     seeds = section.take("seeds", values.count(low=2, high=1000), FinalSpec().seeds)
     given = section.data.get("contrasts")
     if given is not None and not isinstance(given, Mapping):
@@ -257,4 +268,23 @@ def _final(top: Section, full: Space) -> FinalSpec:
         except ValueError as error:
             section.faults.add(path, str(error))
         contrasts.append(Contrast(name=name, change=read_change(section.faults, full, path, change or {})))
-    return FinalSpec(seeds=seeds, contrasts=tuple(contrasts))
+    return FinalSpec(seeds=seeds, contrasts=tuple(contrasts), contest=_contest(section))
+
+
+def _contest(final: Section) -> ContestSpec:
+    default = ContestSpec()
+    return ContestSpec(
+        top=final.take("top", values.count(low=0, high=settings.MOST_FINALISTS), default.top),
+        delta=final.take("delta", values.real(), default.delta),
+        max_seeds=final.take("max_seeds", values.count(low=2, high=1000), default.max_seeds),
+        sweep=final.take("sweep", sweep, default.sweep),
+        alpha=final.take("alpha", values.real(high=0.5, above=True), default.alpha),
+        at_length=final.take("at_length", values.count(low=0), default.at_length),
+    )
+
+
+def sweep(value: Any) -> int:
+    """How many learning rates a sweep tries."""
+    if isinstance(value, int) and not isinstance(value, bool) and value in settings.SWEEPS:
+        return value
+    raise ValueError(f"takes one of {', '.join(map(str, settings.SWEEPS))}; got {value!r}")

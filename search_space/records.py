@@ -1,5 +1,8 @@
 """The contract between those who run trials and those who read them: specs, results, and the names in the store.
 
+Longer than other files, so that every name that is written down for good stands in one place.
+"""
+
 Every name in the store stands in this one file, which is therefore longer than others.
 """
 
@@ -32,6 +35,8 @@ class Stage(StrEnum):
     """Why a run was trained. Finals never steer the sampler, search trials never enter a verdict."""
 
     SEARCH = "search"
+    SWEEP = "sweep"
+    """A learning rate tried for a contestant of the finals; enters no verdict."""
     FINAL = "final"
     REPLAY = "replay"
     TRAIN = "train"
@@ -142,6 +147,10 @@ class TrialResult:
     """What the model looked like inside, at growing tokens; none unless the spec asks for them."""
     remarks: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """What went wrong on the way without ending the trial, in sentences."""
+    document_losses: tuple[float, ...] = field(default=(), metadata={ADDED: True})
+    """On a final: mean test loss of each document, which is a run of evaluated sequences; to seven digits."""
+    document_counts: tuple[int, ...] = field(default=(), metadata={ADDED: True})
+    """The targets that each of them counts."""
 
 
 class Metric:
@@ -154,6 +163,8 @@ class Metric:
     TRAIN_CURVE = "train/loss"
     ACCURACY = "accuracy"
     TEST_LOSS = "test/loss"
+    TEST_LOSS_AT = "test/loss_at/"
+    """Followed by an eval length of the task: the same at that length."""
     TEST_ACCURACY = "test/accuracy"
     PARAMS = "params"
     ACTIVE_PARAMS = "active_params"
@@ -207,6 +218,10 @@ class Tag:
     CANDIDATE = "assay.candidate"
     """On a final: which contestant this replica belongs to."""
     REPLICA = "assay.replica"
+    CONTEST = "assay.contest"
+    """On the parent: how its finals of the best candidates were asked for, as JSON."""
+    UNTUNED = "assay.untuned"
+    """On a final whose learning rate is not known to be the best one for it: why."""
     SAME_AS = "assay.same_as"
     """On a final whose spec another final of the search had already trained: that final's number."""
     FIRST_NONFINITE = "assay.first_nonfinite_step"
@@ -311,5 +326,7 @@ def result_from_plain(plain: dict[str, Any]) -> TrialResult:
             "curve": tuple(Reading(**reading) for reading in plain["curve"]),
             "checkups": tuple(checkup_from_plain(checkup) for checkup in plain.get("checkups", ())),
             "remarks": tuple(plain.get("remarks", ())),
+            "document_losses": tuple(plain.get("document_losses", ())),
+            "document_counts": tuple(plain.get("document_counts", ())),
         }
     )

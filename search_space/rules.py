@@ -60,6 +60,7 @@ def check(faults: Faults, fields: Mapping[str, Any]) -> None:
         )
     _check_objectives(faults, fields)
     _check_contrasts(faults, fields)
+    check_contest(faults, fields)
 
 
 def _multiple(faults: Faults, path: str, value: int, other_path: str, unit: int) -> None:
@@ -237,3 +238,18 @@ def _check_contrasts(faults: Faults, fields: Mapping[str, Any]) -> None:
                 f"changes no candidate of this space, all have {sought} or lack the variant; change "
                 "another value, or remove the contrast",
             )
+
+
+def check_contest(faults: Faults, fields: Mapping[str, Any]) -> None:
+    """A contest has somebody to beat, and losses at the length it compares."""
+    contest, task = fields["final"].contest, fields["task"]
+    if not faults.clean("final"):
+        return
+    if contest.top and not fields["baseline"] and faults.clean("baseline"):
+        faults.add("final.top", "needs a candidate to beat; name one under `baseline:`, or remove it")
+    if not contest.top and contest != type(contest)():
+        faults.add("final.top", "is missing, without which no candidate meets the baseline; write `top: 5` beside it")
+    lengths = (task[task["kind"]] if task else {}).get("eval_lengths", ())
+    if contest.at_length and contest.at_length not in lengths and faults.clean("task"):
+        held = ", ".join(map(str, lengths)) or "none"
+        faults.add("final.at_length", f"takes one of the task's eval_lengths ({held}); got {contest.at_length}")

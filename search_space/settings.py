@@ -127,9 +127,39 @@ class Contrast:
     """{full path: scalar}, a kind as '<family path>.kind'; empty: the same candidate under other seeds."""
 
 
+MOST_FINALISTS = 5
+SWEEPS = (0, 3, 5, 7)
+"""Rates a learning-rate sweep may try, the own one in their middle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestSpec:
+    """How the best candidates of a search meet its baseline; all but max_seeds is fixed before their first seed."""
+
+    top: int = 0
+    """Candidates that meet the baseline; 0 for no contest."""
+    delta: float = 0.0
+    """Gap in nats per token below which two are equal; 0: nothing is ever called equal."""
+    max_seeds: int = 10
+    """Replicas of each, at most."""
+    sweep: int = 5
+    """Learning rates tried for each, a factor of 2 apart, before the first replica; 0: each keeps its own."""
+    alpha: float = 0.05
+    """Chance that any verdict of the contest is ever wrong."""
+    at_length: int = 0
+    """One of the task's eval_lengths, at which the losses are compared; 0: the training length."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FinalSpec:
     """What is trained again after the search, with paired seeds."""
 
     seeds: int = 3
     contrasts: tuple[Contrast, ...] = ()
+    contest: ContestSpec = ContestSpec()
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data; a contest only where one is asked for."""
+        contrasts = {contrast.name: dict(contrast.change) for contrast in self.contrasts}
+        contest = {"contest": dataclasses.asdict(self.contest)} if self.contest.top else {}
+        return {"seeds": self.seeds, "contrasts": contrasts, **contest}

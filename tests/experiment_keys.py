@@ -7,9 +7,11 @@ from search_space import rules, settings
 
 BASE: dict[str, Any] = {
     "name": "example",
-    "task": {"python_source": {"seq_len": 64}},
+    "task": {"python_source": {"seq_len": 64, "eval_lengths": [128]}},
     "budget": {"tokens": 204800, "batch_tokens": 1024},
     "search": {"trials": 48},
+    "baseline": {"model": {"position": "rotary"}},
+    "final": {"top": 3},
 }
 """Enough of a file for a key to be read beside it."""
 
@@ -92,6 +94,15 @@ KEYS = {
         "{name: {path: value}}",
         "none",
     ),
+    "final.top": Key(
+        "best candidates that meet the baseline after the search, with as many paired seeds as they need; at most 5",
+        "5",
+    ),
+    "final.delta": Key("gap below which two candidates are equal, in nats per token", "0.01"),
+    "final.max_seeds": Key("replicas of each of them, at most", "8"),
+    "final.sweep": Key("learning rates tried for each before, a factor of 2 apart; 0: each keeps its own", "3"),
+    "final.alpha": Key("chance that any of their verdicts is ever wrong", "0.01"),
+    "final.at_length": Key("eval length at which their test losses are compared; 0: the training length", "128"),
     "baseline": Key(
         "a candidate that is trained as trial 0; what it leaves out takes its default",
         "{model: {position: rotary}}",

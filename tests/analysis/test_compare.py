@@ -121,11 +121,18 @@ def test_undecided_says_how_many_seeds_would_settle_it_and_they_do() -> None:
     assert decidable(n, 0.05) < gap < decidable(n - 1, 0.05)
 
 
-@pytest.mark.parametrize(("gap", "margin"), [(0.02, 0.0), (0.1, 0.0), (0.0, 0.05), (0.02, 0.04)])
-def test_the_pairs_that_settle_a_gap_are_the_fewest_that_do(gap: float, margin: float) -> None:
-    n = pairs_to_settle(gap, 0.05, alpha=0.01, margin=margin)
-    within = [gap > 0.05 * decidable(k, 0.01) or gap + 0.05 * decidable(k, 0.01) <= margin for k in (n - 1, n)]
-    assert within == [False, True]
+@pytest.mark.parametrize("gap", [0.02, 0.1, 0.5])
+def test_the_pairs_that_settle_a_gap_are_the_fewest_that_do(gap: float) -> None:
+    n = pairs_to_settle(gap, 0.05, alpha=0.01)
+    assert [gap > 0.05 * decidable(k, 0.01) for k in (n - 1, n)] == [False, True]
+
+
+def test_with_a_margin_the_seeds_that_would_settle_a_gap_of_the_margin_are_told() -> None:
+    values = [0.002, -0.015, 0.011, 0.001]
+    verdict = paired_verdict(values, margin=0.01)
+    assert verdict.kind == "undecided"
+    assert verdict.more_seeds == pairs_to_settle(0.01, float(np.std(values, ddof=1)), alpha=0.05, after=4) - 4
+    assert verdict.text.endswith(f"about {verdict.more_seeds} more would probably settle a gap of 0.010 nats/token")
 
 
 @pytest.mark.parametrize("values", [[], [0.2], [0.2, 0.21]])

@@ -11,6 +11,7 @@ from safetensors.torch import load_model
 from runners.candidate import rebuild
 from runners.conditions import begin_peak, environment, imposed, peak_bytes
 from runners.evaluate import evaluate
+from runners.tally import MOST_DOCUMENTS
 from runners.train import accumulate, run_trial
 from search_space.canon import canonical_json
 from search_space.records import Metric, Reading, Status, TrialResult, result_from_plain, to_plain
@@ -181,6 +182,23 @@ def test_the_test_split_is_read_only_when_asked() -> None:
     tested = run(prepare(), test=True)
     assert {Metric.TEST_LOSS, Metric.TEST_ACCURACY} <= set(tested.metrics)
     assert tested.metrics[Metric.TEST_LOSS] != tested.metrics[Metric.LOSS]
+
+
+def test_a_final_keeps_the_test_losses_of_its_documents_and_they_make_up_its_test_loss() -> None:
+    assert run(prepare()).document_losses == ()
+    for prepared in (prepare("task.mqar.eval_lengths=[64]"), prepare(text=BYTES), many_documents()):
+        tested = run(prepared, test=True)
+        counted, means = tested.document_counts, tested.document_losses
+        assert 1 < len(means) == len(counted) <= MOST_DOCUMENTS
+        mean = sum(loss * count for loss, count in zip(means, counted, strict=True)) / sum(counted)
+        assert mean == pytest.approx(tested.metrics[Metric.TEST_LOSS], abs=1e-6)
+        assert result_from_plain(to_plain(tested)) == tested
+    assert "test/loss_at/64" in run(prepare("task.mqar.eval_lengths=[64]"), test=True).metrics
+
+
+def many_documents() -> Prepared:
+    """More sequences than documents are kept."""
+    return prepare("task.mqar.held_out=600", "budget.eval_tokens=9600", "budget.tokens=1280", "budget.eval_every=1280")
 
 
 def test_recall_is_learned_and_its_accuracy_told() -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 from toy_space import SMALL, TASKS, load, toy_space
 
-from search_space.experiment import as_file, difference, from_plain
+from search_space.experiment import ContestSpec, as_file, difference, from_plain
 from search_space.space import default_point, random_point, size
 
 
@@ -15,7 +15,7 @@ def test_an_experiment_comes_back_from_its_plain_form() -> None:
         SMALL
         + "model: {size: {params: 130k}, layers: {low: 2, high: 8, log: true}, pattern: [uniform, every_nth]}\n"
         + "baseline: {model: {layers: 9}}\nmax_hours: 2\nlimits: {max_params: 1M}\n"
-        + "final: {contrasts: {a: {model.mixer: linear}}}\n",
+        + "final: {contrasts: {a: {model.mixer: linear}}, top: 3, delta: 0.01, sweep: 3, alpha: 0.01}\n",
         "search.trials=7",
     )
     plain = json.loads(json.dumps(experiment.plain(), allow_nan=False))
@@ -23,6 +23,7 @@ def test_an_experiment_comes_back_from_its_plain_form() -> None:
     assert again.plain() == experiment.plain()
     assert again.space.id == experiment.space.id
     assert again.identity() == experiment.identity()
+    assert again.final.contest == ContestSpec(top=3, delta=0.01, sweep=3, alpha=0.01)
     assert again.changed(again.baseline, again.final.contrasts[0]) == experiment.changed(
         experiment.baseline, experiment.final.contrasts[0]
     )
@@ -35,6 +36,7 @@ def test_an_experiment_comes_back_from_its_plain_form() -> None:
     [
         "search: {trials: 99}",
         "final: {seeds: 9}",
+        "final: {top: 0}",
         "engine: {jobs: 9}",
         "max_hours: 3",
         "max_tokens: 1B",

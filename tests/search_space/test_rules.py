@@ -54,3 +54,21 @@ def test_pruners_begin_at_a_reading(pruner: str, expected: PrunerSpec | None) ->
 def test_readings_follow_the_grace_where_the_file_gives_only_that() -> None:
     text = "name: p\ntask: copying\nbudget: {tokens: 16384}\nsearch: {pruner: {asha: {grace_tokens: 3072}}}\n"
     assert load(text).budget.eval_every == 3072
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("final: {top: 3}\n", "final.top needs a candidate to beat; name one under `baseline:`"),
+        ("final: {delta: 0.01}\n", "final.top is missing, without which no candidate meets the baseline"),
+        ("baseline: {model: {layers: 2}}\nfinal: {top: 6}\n", "final.top takes a whole number from 0 to 5"),
+        ("baseline: {model: {layers: 2}}\nfinal: {top: 2, sweep: 4}\n", "final.sweep takes one of 0, 3, 5, 7; got 4"),
+        (
+            "baseline: {model: {layers: 2}}\nfinal: {top: 2, at_length: 96}\n",
+            "final.at_length takes one of the task's eval_lengths",
+        ),
+    ],
+)
+def test_a_contest_needs_somebody_to_beat_and_something_to_compare(more: str, words: str) -> None:
+    (fault,) = faults(SMALL + more)
+    assert words in fault

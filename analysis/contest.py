@@ -1,0 +1,149 @@
+"""Who meets in the finals of a search, which training comes next, and when a contest is over: pure functions.
+
+A contest compares each of M finalists with one baseline at alpha / M, M and the finalists being fixed before the first
+seed. Replica r of every contestant has the same seeds. Sweeps have seeds of their own and enter no verdict.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from analysis.compare import Verdict, paired_verdict, standing
+from search_space.contest import BASELINE, Bout, Contest, Ended, Judge, Ranked, Tuned
+from search_space.records import Stage
+
+MOST_FAILURES = 3
+"""Replicas of a finalist that end badly, after which it gets no more."""
+NONE_ENDED_WELL = "not tuned: no rate of its sweep ended well"
+AT_END = "not tuned: its best learning rate is at the end of its sweep"
+
+
+def finalists(ranked: Sequence[Ranked], top: int, baseline: str) -> list[int]:
+    """The numbers of the best trials, at most `top`; of those that differ in the learning rate alone, the best one."""
+    best: dict[str, Ranked] = {}
+    for trial in sorted(ranked, key=lambda trial: (trial.loss, trial.number)):
+        if trial.identity != baseline and math.isfinite(trial.loss):
+            best.setdefault(trial.identity, trial)
+    return [trial.number for trial in best.values()][:top]
+
+
+def next_bout(contest: Contest, ended: Ended, running: Collection[Bout]) -> Bout | None:
+    """The training to start beside those that run; None while there is none, and for good once nothing runs.
+
+    Sweeps come first. Then replicas go to the finalists that are still undecided, to the one with the fewest first,
+    and to the baseline as soon as one of them needs it.
+    """
+    known = {*ended, *running}
+    for contestant in range(len(contest.reach)):
+        for place in _sweep_places(contest, ended, contestant):
+            bout = Bout(Stage.SWEEP, contestant, place)
+            if bout not in known:
+                return bout
+    if not tuned(contest, ended, BASELINE).is_over:
+        return None
+    wanted = []
+    for finalist in range(1, len(contest.reach)):
+        if _goes_on(contest, ended, finalist):
+            missing = next(_missing(contest, known, finalist), None)
+            wanted += [(missing.place, finalist, missing)] if missing else []
+    return min(wanted)[2] if wanted else None
+
+
+def tuned(contest: Contest, ended: Ended, contestant: int) -> Tuned:
+    """The best learning rate of a contestant by its sweep.
+
+    A best rate at the end of the range extends the range once; one that lies at the new end is not known to be best.
+    """
+    if not contest.spec.sweep:
+        return Tuned(is_over=True, place=0, doubt="")
+    places = _sweep_places(contest, ended, contestant)
+    losses = {place: _loss(ended, contestant, place) for place in places}
+    sound = {place: loss for place, loss in losses.items() if loss is not None and not math.isnan(loss)}
+    is_over = all(loss is not None for loss in losses.values())
+    if not sound:
+        return Tuned(is_over=is_over, place=0, doubt=NONE_ENDED_WELL if is_over else "")
+    best = min(sound, key=lambda place: (sound[place], abs(place)))
+    at_end = is_over and best in (min(places), max(places))
+    return Tuned(is_over=is_over, place=best, doubt=AT_END if at_end else "")
+
+
+def verdict_on(
+    contest: Contest, ended: Ended, finalist: int, name: str = "finalist", *, unit: str = "nats/token"
+) -> Verdict:
+    """How a finalist, called by its name, stands against the baseline."""
+    return paired_verdict(
+        differences(ended, finalist, contest.spec.max_seeds),
+        alpha=contest.share,
+        margin=contest.spec.delta,
+        contestant=name,
+        baseline="baseline",
+        unit=unit,
+    )
+
+
+def counted(ended: Ended, finalist: int, most: int) -> list[tuple[int, float, float]]:
+    """(replica, loss of the baseline, loss of the finalist) of the pairs that count.
+
+    They are those in which both ended well, up to the first in which one has not ended: a later pair that happens to be
+    there already waits for the earlier ones, as what is left out must not depend on what it would show.
+    """
+    found = []
+    for replica in range(most):
+        baseline = ended.get(Bout(Stage.FINAL, BASELINE, replica))
+        own = ended.get(Bout(Stage.FINAL, finalist, replica))
+        if baseline is None or own is None:
+            break
+        if not (math.isnan(baseline) or math.isnan(own)):
+            found.append((replica, baseline, own))
+    return found
+
+
+def differences(ended: Ended, finalist: int, most: int) -> list[float]:
+    """Finalist minus baseline over the pairs that count, in the order of their replicas."""
+    return [own - baseline for _, baseline, own in counted(ended, finalist, most)]
+
+
+def _missing(contest: Contest, known: Collection[Bout], finalist: int) -> Iterator[Bout]:
+    """The trainings that a finalist's pairs lack, the baseline's first."""
+    for replica in range(contest.spec.max_seeds):
+        for contestant in (BASELINE, finalist):
+            bout = Bout(Stage.FINAL, contestant, replica)
+            if bout not in known:
+                yield bout
+
+
+def _goes_on(contest: Contest, ended: Ended, finalist: int) -> bool:
+    """Whether a finalist is to be trained on: its rate is known, and nothing is decided about it."""
+    rate = tuned(contest, ended, finalist)
+    if not rate.is_over or rate.doubt == NONE_ENDED_WELL:
+        return False
+    trained = (ended.get(Bout(Stage.FINAL, finalist, place), 0.0) for place in range(contest.spec.max_seeds))
+    if sum(map(math.isnan, trained)) >= MOST_FAILURES:
+        return False
+    values = differences(ended, finalist, contest.spec.max_seeds)
+    return standing(values, alpha=contest.share, margin=contest.spec.delta)[0] == "undecided"
+
+
+def _sweep_places(contest: Contest, ended: Ended, contestant: int) -> list[int]:
+    """The places of a contestant's sweep, in order, those of the extension included once it is due."""
+    half = contest.spec.sweep // 2
+    if not half:
+        return []
+    lowest, highest = contest.reach[contestant]
+    low, high = max(-half, lowest), min(half, highest)
+    losses = {place: _loss(ended, contestant, place) for place in range(low, high + 1)}
+    sound = {place: loss for place, loss in losses.items() if loss is not None and not math.isnan(loss)}
+    if sound and all(loss is not None for loss in losses.values()):
+        best = min(sound, key=lambda place: (sound[place], abs(place)))
+        if best == low:
+            low = max(low - half, lowest)
+        elif best == high:
+            high = min(high + half, highest)
+    return list(range(low, high + 1))
+
+
+def _loss(ended: Ended, contestant: int, place: int) -> float | None:
+    return ended.get(Bout(Stage.SWEEP, contestant, place))
+
+
+JUDGE = Judge(finalists=finalists, next_bout=next_bout, tuned=tuned)
+"""The judge of `assay finals`, and of the simulations in benchmarks/verdicts.py."""
