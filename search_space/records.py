@@ -1,8 +1,5 @@
 """The contract between those who run trials and those who read them: specs, results, and the names in the store.
 
-Longer than other files, so that every name that is written down for good stands in one place.
-"""
-
 Every name in the store stands in this one file, which is therefore longer than others.
 """
 
