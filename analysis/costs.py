@@ -12,8 +12,8 @@ _TRAINING = 3
 """FLOPs of a training step over those of its forward pass: the backward pass takes twice as many."""
 
 
-def cost_text(search: Search) -> str:
-    """Lines of totals over everything that was trained, pruned and failed trials included."""
+def cost_lines(search: Search) -> list[str]:
+    """Totals over everything that was trained, pruned and failed trials included."""
     trained = search.trainings
     ends = [end for end in (search.parent.run.end, *trained["end"]) if end > 0]
     wall = max(ends) - search.parent.run.start if ends else math.nan
@@ -26,8 +26,7 @@ def cost_text(search: Search) -> str:
     if Metric.FLOPS in trained:
         flops = float((_TRAINING * trained[Metric.FLOPS] * trained[Metric.TOKENS]).sum())
         lines.append(f"training FLOPs: {quantity(flops)} (3 × forward × tokens; evaluation not counted)")
-    lines += _machines(search)
-    return "\n".join(f"- {line}" for line in lines)
+    return [*lines, *_machines(search)]
 
 
 def _machines(search: Search) -> list[str]:

@@ -20,6 +20,8 @@ from search_space.records import Artifact, Metric
 
 BEST = 4
 """Trials that are shown."""
+MAPS = ("entropy of each head (nats)", "residual rms", "gradient norm")
+"""What the maps of a trial show."""
 _WARNINGS = "diagnostics/warnings"
 """The metric that every trial with checkups has."""
 _COLOURS = "cividis"
@@ -93,9 +95,9 @@ def diagnostics_figure(search: Search, shown: Sequence[Looked]) -> Figure:
     grid = figure.subplots(
         len(shown), 3, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": [1.0, 0.8, 1.7]}
     )
-    maps = [(_entropy(trial), _residual(trial), _gradient(trial)) for trial in shown]
-    scales = (_scale(maps, 0, Normalize), _scale(maps, 1, LogNorm), _scale(maps, 2, LogNorm))
-    for row, (trial, three) in enumerate(zip(shown, maps, strict=True)):
+    held = [maps(trial) for trial in shown]
+    scales = (_scale(held, 0, Normalize), _scale(held, 1, LogNorm), _scale(held, 2, LogNorm))
+    for row, (trial, three) in enumerate(zip(shown, held, strict=True)):
         for axes, one, scale in zip(grid[row], three, scales, strict=True):
             _draw(axes, one, scale)
         named = cut(f"{trial.run}, loss {trial.loss:.3f}: {trial.what}", _TITLE)
@@ -103,7 +105,7 @@ def diagnostics_figure(search: Search, shown: Sequence[Looked]) -> Figure:
         grid[row][0].annotate(
             named, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", weight="bold"
         ).set_in_layout(False)
-    for column, label in enumerate(("entropy of each head (nats)", "residual rms", "gradient norm")):
+    for column, label in enumerate(MAPS):
         scale = scales[column]
         if scale is not None:
             drawn = mpl.cm.ScalarMappable(norm=scale, cmap=_COLOURS)
@@ -121,7 +123,7 @@ def diagnostics_figure(search: Search, shown: Sequence[Looked]) -> Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Map:
+class Map:
     """Numbers by layer; NaN where there is none."""
 
     values: np.ndarray[Any, np.dtype[np.float64]]
@@ -132,14 +134,19 @@ class _Map:
     """What is said where there is no number at all."""
 
 
-def _entropy(trial: Looked) -> _Map:
+def maps(trial: Looked) -> tuple[Map, Map, Map]:
+    """What the newest checkup says by layer, in the order of MAPS; the residual stream at every checkup."""
+    return _entropy(trial), _residual(trial), _gradient(trial)
+
+
+def _entropy(trial: Looked) -> Map:
     layers = trial.last.layers
     heads = max(len(layer.get("entropy", ())) for layer in layers)
     values = np.full((len(layers), max(heads, 1)), np.nan)
     for place, layer in enumerate(layers):
         held = layer.get("entropy", ())
         values[place, : len(held)] = held
-    return _Map(
+    return Map(
         values=values,
         rows=_layers(layers),
         columns=[str(head) for head in range(1, heads + 1)],
@@ -148,10 +155,10 @@ def _entropy(trial: Looked) -> _Map:
     )
 
 
-def _residual(trial: Looked) -> _Map:
+def _residual(trial: Looked) -> Map:
     values = np.array([[layer.get("rms", np.nan) for checkup in trial.checkups for layer in [checkup.layers[place]]]
                        for place in range(len(trial.last.layers))])  # fmt: skip
-    return _Map(
+    return Map(
         values=values,
         rows=_layers(trial.last.layers),
         columns=[f"{checkup.tokens:,}" for checkup in trial.checkups],
@@ -159,12 +166,12 @@ def _residual(trial: Looked) -> _Map:
     )
 
 
-def _gradient(trial: Looked) -> _Map:
+def _gradient(trial: Looked) -> Map:
     norms = trial.last.gradients
     held = list(dict.fromkeys(role for roles in norms.values() for role in roles))
     roles = sorted(held, key=lambda role: _FIRST_ROLES.index(role) if role in _FIRST_ROLES else len(_FIRST_ROLES))
     values = np.array([[of.get(role, np.nan) for role in roles] for of in norms.values()])
-    return _Map(
+    return Map(
         values=values, rows=[place.removeprefix("layer ") for place in norms], columns=roles, across="role of weights"
     )
 
@@ -173,9 +180,9 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(number) for number in range(1, len(layers) + 1)]
 
 
-def _scale(maps: Sequence[tuple[_Map, _Map, _Map]], column: int, kind: type[Normalize]) -> Normalize | None:
+def _scale(held: Sequence[tuple[Map, Map, Map]], column: int, kind: type[Normalize]) -> Normalize | None:
     """One scale for a column; None where it holds no number."""
-    values = np.concatenate([three[column].values.ravel() for three in maps])
+    values = np.concatenate([three[column].values.ravel() for three in held])
     values = values[np.isfinite(values) & ((values > 0) | (kind is Normalize))]
     if not len(values):
         return None
@@ -183,7 +190,7 @@ def _scale(maps: Sequence[tuple[_Map, _Map, _Map]], column: int, kind: type[Norm
     return kind(vmin=low, vmax=high if high > low else low + 1.0)
 
 
-def _draw(axes: Axes, one: _Map, scale: Normalize | None) -> None:
+def _draw(axes: Axes, one: Map, scale: Normalize | None) -> None:
     axes.grid(visible=False)
     if scale is None or not np.isfinite(one.values).any():
         axes.set_axis_off()

@@ -1,6 +1,7 @@
 """The style of all figures, and the parts they share."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    # Names are no formulas, whatever signs they hold.
+    "text.parse_math": False,
     "axes.axisbelow": True,
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.7,
@@ -47,7 +50,9 @@ _BREAK = re.compile(r"(?= )|(?<!\de)(?=\+)")
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # A sign that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(path, format="png")
     return path
 

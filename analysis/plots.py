@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from analysis.drawing import (
     BLUE,
@@ -176,9 +176,11 @@ def cost_figure(search: Search, measures: Sequence[str] = (Metric.PARAMS, Metric
         axes.scatter(marked[measure], marked[Metric.LOSS], color=ORANGE, s=60, marker="D", zorder=3)
         if done[measure].max() > 3 * max(done[measure].min(), 1):
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.minorticks_off()
         else:
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(0.12)
         name = names.get(measure, measure)
         why = "equal by design" if measure in search.parent.experiment.get("size", {}) else "equal"
@@ -228,7 +230,7 @@ def finals_figure(search: Search, found: Sequence[Contrast]) -> Figure:
         axes.scatter(values, np.full(len(values), place), s=22, color=colour, zorder=3, alpha=0.9)
         if len(values):
             axes.plot([sign * verdict.estimate] * 2, [place - 0.22, place + 0.22], color=colour, lw=2, zorder=4)
-        labels.append(_finals_label(contrast))
+        labels.append(finals_label(contrast))
     axes.axvline(0, color="#000000", lw=0.9, zorder=1)
     axes.set_yticks(range(len(found)), labels)
     axes.set_ylim(len(found) - 0.5, -0.5)
@@ -242,7 +244,7 @@ def finals_figure(search: Search, found: Sequence[Contrast]) -> Figure:
     return figure
 
 
-def _finals_label(contrast: Contrast) -> str:
+def finals_label(contrast: Contrast) -> str:
     """The verdict in the order it is drawn in, and the trial it was found on."""
     verdict = contrast.verdict
     sides = [cut(side, _SIDE) for side in (verdict.contestant, verdict.baseline)]

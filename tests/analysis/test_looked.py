@@ -91,7 +91,7 @@ def test_the_picture_has_a_row_a_trial_and_says_where_there_is_nothing(kept: str
 
 def test_a_report_shows_diagnostics_where_there_are_any(kept: str, search: Search, tmp_path: Path) -> None:
     page = write_report(kept, "looked", tmp_path)
-    written = page.read_text(encoding="utf-8")
+    written = page.with_suffix(".md").read_text(encoding="utf-8")
     assert f"- looked/1 (loss 2.100): {SINKS}" in written
     assert "](diagnostics.png)" in written
     assert (tmp_path / "diagnostics.png").stat().st_size > 10_000

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import plots, text
+from analysis import landscape, landscape_plots, plots, text
 from analysis.effects import main_effects
 from analysis.frame import Search
 from analysis.leaderboard import leaderboard, leaderboard_json, seed_spread
@@ -34,6 +34,8 @@ def figures(search: Search) -> dict[str, Figure]:
         "cost": plots.cost_figure(search),
         "failures": plots.failures_figure(search),
         "finals": plots.finals_figure(search, contrasts(search)),
+        "rates": landscape_plots.rates_figure(search),
+        "pairs": landscape_plots.pairs_figure(search, landscape.pairs(search)),
     }
 
 
@@ -70,7 +72,7 @@ def test_seed_spread_is_the_pooled_deviation_of_replicas(search: Search) -> None
 
 def test_a_report_says_what_won_what_is_open_and_how_to_replay(uri: str, search: Search, tmp_path: Path) -> None:
     page = write_report(uri, "quickstart", tmp_path / "a report")
-    written = page.read_text(encoding="utf-8")
+    written = page.with_suffix(".md").read_text(encoding="utf-8")
     for part in (
         "# quickstart",
         "rotary beats none by",
@@ -129,7 +131,7 @@ def test_a_search_in_its_first_minute_can_be_reported(empty_store: Path, tmp_pat
     writer = synthetic.Writer(store_uri(root), root, "young")
     writer.trial(0, synthetic.BASELINE, [], running=True)
     writer.trial(1, synthetic.BASELINE, [], status=Status.FAILED, reason="worker exited with 139 | core dumped")
-    page = write_report(store_uri(root), "young", tmp_path / "out").read_text(encoding="utf-8")
+    page = write_report(store_uri(root), "young", tmp_path / "out").with_suffix(".md").read_text(encoding="utf-8")
     assert "No trial has finished." in page
     assert "139 \\| core dumped" in page
     found = load_search(store_uri(root), "young")

@@ -136,7 +136,7 @@ def test_every_undecided_effect_is_listed(search: Search) -> None:
 
 
 def test_a_report_tells_the_whole_cost(told: Search, page: Path) -> None:
-    written = page.read_text(encoding="utf-8")
+    written = page.with_suffix(".md").read_text(encoding="utf-8")
     finals = [SHALLOW, LEFT_OVER, *({**base, "model.position.kind": "alibi"} for base in (SHALLOW, DEEP, LEFT_OVER))]
     trained = [*(flat for flat, _ in LOSSES.values()), *finals * 4]
     flops = sum(3 * synthetic.cost(flat)[Metric.FLOPS] * synthetic.BUDGET for flat in trained)
@@ -151,7 +151,7 @@ def test_a_report_tells_the_whole_cost(told: Search, page: Path) -> None:
 
 
 def test_a_report_quotes_its_store_for_the_shell(told: Search, page: Path) -> None:
-    written = page.read_text(encoding="utf-8")
+    written = page.with_suffix(".md").read_text(encoding="utf-8")
     command = written.partition("`--tracking-uri ")[2].partition("`")[0]
     assert " " in told.uri
     assert shlex.split(command) == [told.uri]
@@ -162,7 +162,7 @@ def test_what_never_changed_is_said_once(told: Search, search: Search, page: Pat
     assert shared.startswith("Common to all: mixer softmax, position none, ")
     assert "ffn gelu" in shared
     assert "optimizer" not in shared, "the file left one optimizer only"
-    assert shared in page.read_text(encoding="utf-8")
+    assert shared in page.with_suffix(".md").read_text(encoding="utf-8")
     assert common_text(search) == ""
 
 
@@ -187,16 +187,16 @@ def test_a_block_that_the_file_set_for_all_is_said(told: Search) -> None:
 
 
 def test_nothing_is_drawn_of_failures_that_were_none(page: Path) -> None:
-    assert "failures.png" not in page.read_text(encoding="utf-8")
+    assert "failures.png" not in page.with_suffix(".md").read_text(encoding="utf-8")
     assert not (page.parent / "failures.png").exists()
     assert (page.parent / "finals.png").exists()
 
 
 def test_a_cut_table_says_so(uri: str, page: Path, tmp_path: Path) -> None:
-    long = write_report(uri, "quickstart", tmp_path).read_text(encoding="utf-8")
+    long = write_report(uri, "quickstart", tmp_path).with_suffix(".md").read_text(encoding="utf-8")
     rows = long.count("| `assay replay quickstart/")
     assert f"{rows} of 30 trials are shown; `assay runs quickstart` lists all." in long
-    assert "trials are shown" not in page.read_text(encoding="utf-8")
+    assert "trials are shown" not in page.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_the_bigram_line_is_in_view(told: Search) -> None:

@@ -59,7 +59,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "Leaderboard of tiny",
         "What each choice was worth",
         "seed_alone: undecided",
-        "report.md",
+        "report.html",
         "assay best",
     ):
         assert said in done.stdout

@@ -1,0 +1,314 @@
+"""The data of the page's charts; analysis/report/charts.js draws them.
+
+Kinds: `xy` (curves, clouds), `rows` (estimates with intervals), `grid` (cells). In an item, `l` is what hovering says,
+`s` its short name, `g` its group under each choice of colour, `m` its mark, `e` how it ended badly; in a row, `l` is
+its label, `e`, `lo`, `hi` the estimate and its interval, `d` single measurements, `c` the claim, `w` all in words.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import diagnostics, landscape
+from analysis.compare import interval_text, number_text
+from analysis.diagnostics import Looked
+from analysis.effects import Effects
+from analysis.frame import ENDED_BADLY, Search, describe, short_path
+from analysis.leaderboard import leaderboard, seed_spread
+from analysis.pareto import front
+from analysis.plots import finals_label
+from analysis.verdicts import Contrast
+from search_space.records import Metric, Stage, Status
+
+Chart = dict[str, Any]
+
+MOST_CURVES = 250
+MOST_READINGS = 60
+"""Readings a curve is thinned to."""
+MOST_POINTS = 1500
+MOST_ROWS = 60
+_MOST_COLOURS = 8
+"""Choices that the reader can colour by."""
+_EQUAL_COST = 1.02
+MEASURES = {
+    Metric.PARAMS: ("parameters", "min"),
+    Metric.FLOPS: ("forward FLOPs/token", "min"),
+    Metric.STATE_BYTES: ("state bytes/token", "min"),
+    Metric.TOKENS_PER_SECOND: ("training tokens/s (more is better)", "max"),
+    Metric.PEAK_BYTES: ("peak bytes", "min"),
+    Metric.SECONDS: ("seconds of a training", "min"),
+}
+
+
+def seed_note(search: Search) -> str:
+    """What the bars on single seeds are."""
+    spread, degrees = seed_spread(search)
+    if not degrees:
+        return "One seed each; no candidate was trained on two seeds, so how far seeds lie apart is not known."
+    width = landscape.seed_width(spread, degrees)
+    return f"One seed each; bars: ±{width:.3f}, the 95 % interval of one seed ({degrees} degrees of freedom, finals)."
+
+
+def curves_chart(search: Search) -> Chart:
+    """Validation loss against training tokens of every trial, or of the best and an even sample of the others."""
+    begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
+    begun = begun[np.isfinite(begun["loss"])]
+    trials = _sampled(search, search.trials[search.trials["run_id"].isin(begun["run_id"])], MOST_CURVES)
+    readings = dict(list(begun.groupby("run_id")))
+    items = _items(search, trials)
+    for item, run_id in zip(items, trials["run_id"], strict=True):
+        held = readings[run_id]
+        places = np.unique(np.linspace(0, len(held) - 1, min(len(held), MOST_READINGS)).round().astype(int))
+        item["p"] = [[int(t), float(y)] for t, y in held[["tokens", "loss"]].iloc[places].itertuples(index=False)]
+        item["e"] = "bad" if item["e"] else ""
+    bigram = search.parent.bigram_loss
+    return {
+        "kind": "xy",
+        "lines": True,
+        "label": f"Validation loss against training tokens of {len(items)} trials",
+        "x": [{"label": "training tokens", "zero": True}],
+        "y": f"validation loss ({search.unit})",
+        "by": ["status", *map(short_path, _colours(search))],
+        "items": items,
+        "error": _seed_width(search),
+        "levels": [] if bigram is None else [{"y": bigram, "label": f"bigram model {bigram:.3f}"}],
+    }
+
+
+def rates_chart(search: Search) -> Chart:
+    """Loss at equal tokens against the learning rate, by variant; what ended badly stands at the top."""
+    outcome, tokens = landscape.losses(search)
+    paths = landscape.rates(search)
+    ended = search.trials["status"].isin(ENDED_BADLY) | search.trials["run_id"].isin(outcome.index)
+    trials = _sampled(search, search.trials[ended], MOST_POINTS)
+    items = _items(search, trials)
+    places = {path: trials[f"param/{path}"].astype(float) for path in paths}
+    for k, (item, run_id) in enumerate(zip(items, trials["run_id"], strict=True)):
+        item["x"] = [_number(places[path].iloc[k]) for path in paths]
+        item["y"] = None if item["e"] else float(outcome[run_id])
+        item["m"] = "" if item["m"] == "best" else item["m"]
+    groups = {path: values for path, values in landscape.options(search).items() if path in _colours(search)}
+    whole = search.trials.set_index("run_id")[f"param/{paths[0]}"].astype(float)
+    fits = [landscape.rate_fits(whole, outcome, values) for values in groups.values()] if len(paths) == 1 else []
+    kinds = [k for k, path in enumerate(_colours(search), 1) if path.endswith(".kind")]
+    return {
+        "kind": "xy",
+        "label": f"Validation loss at {tokens:,} tokens against the learning rate of {len(items)} trials",
+        "x": [{"label": short_path(path).replace("_", " "), "log": True} for path in paths],
+        "y": f"validation loss at {tokens:,} tokens ({search.unit})",
+        "by": ["status", *map(short_path, _colours(search))],
+        "picked": kinds[0] if kinds else 0,
+        "items": items,
+        "fits": [{}, *fits],
+        "error": 0,
+        "levels": [],
+    }
+
+
+def front_chart(search: Search) -> Chart:
+    """Final loss against each cost that was measured, with the trials that no other betters in both."""
+    done = _sampled(search, search.finished, MOST_POINTS).reset_index(drop=True)
+    names = [name for name in MEASURES if name in done and done[name].notna().any()]
+    items = _items(search, done)
+    for item, (_, row) in zip(items, done.iterrows(), strict=True):
+        item |= {"x": [_number(row[name]) for name in names], "y": float(row[Metric.LOSS])}
+    equal = {name: bool(done[name].max() <= _EQUAL_COST * done[name].min()) for name in names}
+    fronts, axes = [], []
+    for name in names:
+        words, direction = MEASURES[name]
+        fronts.append([] if equal[name] else front(done, {name: direction, Metric.LOSS: "min"}).index.tolist())
+        why = "equal by design, " if name in search.parent.experiment.get("size", {}) else "equal "
+        axes.append(
+            {
+                "label": f"{words} ({why}within {_EQUAL_COST - 1:.0%})" if equal[name] else words,
+                "log": bool(done[name].max() > 3 * max(done[name].min(), 1)),
+            }
+        )
+    return {
+        "kind": "xy",
+        "label": f"Final validation loss against cost of {len(items)} finished trials",
+        "x": axes,
+        "y": f"final validation loss ({search.unit})",
+        "by": ["status", *map(short_path, _colours(search))],
+        "items": items,
+        "fronts": fronts,
+        "across": next((place for place, name in enumerate(names) if not equal[name]), 0),
+        "error": _seed_width(search),
+        "levels": [],
+    }
+
+
+def finals_chart(search: Search, found: Sequence[Contrast], axis: str) -> Chart:
+    """Each contrast: its pairs of seeds, their mean, and the interval that holds however often one looked."""
+    rows = []
+    for contrast in found:
+        verdict = contrast.verdict
+        sign = -1 if verdict.kind == "worse" else 1
+        ends = sorted((sign * verdict.low, sign * verdict.high))
+        rows.append(
+            {
+                "l": finals_label(contrast).split("\n")[1],
+                "c": "better" if verdict.kind == "worse" else verdict.kind,
+                "e": sign * verdict.estimate,
+                "lo": ends[0],
+                "hi": ends[1] if math.isfinite(ends[0]) else None,
+                "d": [sign * float(value) for value in contrast.pairs["difference"]],
+                "w": f"{contrast.name}\n{contrast.text}",
+            }
+        )
+    return {"kind": "rows", "label": f"Paired finals of {search.name}", "x": axis, "rows": rows}
+
+
+def effects_chart(effects: Effects) -> Chart:
+    """Every effect with its interval and counts; where they are too many, the decided and largest ones."""
+    spoken = [row for row in effects.rows if row.claim != "too few"]
+    order = sorted(spoken, key=lambda row: (row.claim not in ("better", "worse"), -abs(row.estimate)))
+    kept = set(map(id, order[:MOST_ROWS]))
+    rows = [
+        {
+            "l": f"{short_path(row.path)}: {row.option} vs {row.reference} (n={row.n}, {row.n_reference})",
+            "c": row.claim,
+            "e": row.estimate,
+            "lo": row.low,
+            "hi": row.high,
+            "w": f"{short_path(row.path)}: {row.option} against {row.reference}\n{number_text(row.estimate)} "
+            f"{effects.unit} {interval_text(row.low, row.high)}\n{row.n} trials against {row.n_reference}: {row.claim}",
+        }
+        for row in spoken
+        if id(row) in kept
+    ]
+    axis = f"difference of validation loss ({effects.unit}); left is better"
+    return {"kind": "rows", "label": f"{len(rows)} effects", "x": axis, "rows": rows, "legend": True}
+
+
+def pairs_chart(search: Search) -> Chart:
+    """Mean loss of the trials with two options at once, for each pair of choices."""
+    views = []
+    for cells in landscape.pairs(search):
+        notes = [
+            [
+                "no trial" if not n else f"n={n}, 95 % interval {_interval(mean, width)}"
+                for mean, width, n in zip(*line, strict=True)
+            ]
+            for line in zip(cells.mean, cells.width, cells.n, strict=True)
+        ]
+        counts = [
+            [f"n={n}" + ("" if math.isnan(width) else f" ±{width:.2g}") for width, n in zip(*line, strict=True)]
+            for line in zip(cells.width, cells.n, strict=True)
+        ]
+        views.append(
+            {
+                "name": cells.name,
+                "rows": cells.rows,
+                "columns": cells.columns,
+                "across": short_path(cells.other),
+                "cells": cells.mean.tolist(),
+                "notes": notes,
+                "counts": counts,
+            }
+        )
+    unit = f"difference from the mean of all ({search.unit}):"
+    return {
+        "kind": "grid",
+        "label": "Two choices at a time",
+        "pick": "choices",
+        "unit": unit,
+        "diverging": True,
+        "views": views,
+    }
+
+
+def inside_chart(shown: Sequence[Looked]) -> Chart:
+    """What checkups saw in the best trials, a map at a time."""
+    views = []
+    for trial in shown:
+        for name, one in zip(diagnostics.MAPS, diagnostics.maps(trial), strict=True):
+            if np.isfinite(one.values).any():
+                positive = bool((one.values[np.isfinite(one.values)] > 0).all())
+                views.append(
+                    {
+                        "name": f"{trial.run}: {name}",
+                        "rows": [row if row.isalpha() else f"layer {row}" for row in one.rows],
+                        "columns": one.columns,
+                        "across": one.across,
+                        "cells": one.values.tolist(),
+                        "log": positive and not name.startswith("entropy"),
+                    }
+                )
+    return {"kind": "grid", "label": "Inside the best trials", "pick": "map", "unit": "", "views": views}
+
+
+def endings_chart(search: Search) -> Chart:
+    """The share of each ending."""
+    counts, total = search.trials["status"].value_counts(), len(search.trials)
+    rows = [_share_row(str(status).replace("_", " "), int(n), total, str(status)) for status, n in counts.items()]
+    return {"kind": "rows", "share": True, "label": "How the trials ended", "x": "share of the trials", "rows": rows}
+
+
+def failures_chart(search: Search) -> Chart:
+    """The share of trials that ended badly with each option, most first; {} where none did."""
+    ended = search.trials[search.trials["status"].isin((Status.OK, Status.PRUNED, *ENDED_BADLY))]
+    bad = ended.set_index("run_id")["status"].isin(ENDED_BADLY)
+    rows = []
+    for path, values in landscape.options(search).items() if bad.any() else ():
+        for option, part in bad.groupby(values.reindex(bad.index)):
+            if option != landscape.NOT_LIVE and part.any():
+                rows.append(
+                    _share_row(f"{short_path(path)} {option}", int(part.sum()), len(part), str(Status.DIVERGED))
+                )
+    rows.sort(key=lambda row: -row["lo"])
+    axis = "share of the trials that ended badly"
+    return {"kind": "rows", "share": True, "label": axis, "x": axis, "rows": rows[:30]} if rows else {}
+
+
+def _share_row(label: str, hits: int, n: int, colour: str) -> dict[str, Any]:
+    low, high = landscape.share_interval(hits, n)
+    words = f"{label}: {hits} of {n}\n95 % interval {low:.0%} to {high:.0%}"
+    return {"l": f"{label} ({hits} of {n})", "c": colour, "e": hits / n, "lo": low, "hi": high, "w": words}
+
+
+def _items(search: Search, trials: pd.DataFrame) -> list[dict[str, Any]]:
+    """One a trial: its names, its group under every colouring, its mark, and how it ended where that was badly."""
+    options = landscape.options(search)
+    groups = [options[path] for path in _colours(search)]
+    best = search.finished["run_id"].iloc[0] if len(search.finished) else ""
+    return [
+        {
+            "l": f"{search.name}/{row['number']}, {str(row['status']).replace('_', ' ')}\n{describe(search, row)}",
+            "s": f"#{row['number']}",
+            "g": [str(row["status"]), *(str(values[row["run_id"]]) for values in groups)],
+            "m": "best" if row["run_id"] == best else "baseline" if row["is_baseline"] else "",
+            "e": str(row["status"]).replace("_", " ") if row["status"] in ENDED_BADLY else "",
+        }
+        for _, row in trials.iterrows()
+    ]
+
+
+def _sampled(search: Search, trials: pd.DataFrame, most: int) -> pd.DataFrame:
+    """All trials, or where they are too many the best third of what is shown, the baseline and an even sample."""
+    if len(trials) <= most:
+        return trials
+    board = leaderboard(search)["number"]
+    order = trials.set_index("number").reindex(board[board.isin(trials["number"])])
+    rest = np.linspace(most // 3, len(order) - 1, most - most // 3).round().astype(int)
+    places = np.unique([*range(most // 3), *rest, *np.flatnonzero(order["is_baseline"])])
+    return order.iloc[places].rename_axis("number").reset_index()
+
+
+def _colours(search: Search) -> list[str]:
+    return list(landscape.options(search))[:_MOST_COLOURS]
+
+
+def _seed_width(search: Search) -> float:
+    return landscape.seed_width(*seed_spread(search))
+
+
+def _interval(mean: float, width: float) -> str:
+    return "not known from one trial" if math.isnan(width) else interval_text(mean - width, mean + width)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
