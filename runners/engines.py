@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import socket
 from pathlib import Path
 
 from runners.engine import AbstractEngine
+from runners.trials import TRAINED
 from search_space.errors import UserError
 from search_space.experiment import Experiment
 
@@ -22,6 +24,8 @@ QUIET = {
 }
 """What keeps Ray from telemetry, boxes, log lines of others, signal handlers and snapshots."""
 
+_ANSWER_SECONDS = 10.0
+
 
 def hush_ray() -> None:
     """Set what keeps Ray quiet, before it is imported; what the user has set stays."""
@@ -29,8 +33,13 @@ def hush_ray() -> None:
         os.environ.setdefault(name, value)
 
 
-def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, folder: Path) -> AbstractEngine:
-    """The experiment's engine, to be entered; `jobs` overrides the experiment's, `address` names a Ray cluster."""
+def open_engine(
+    experiment: Experiment, *, jobs: int, address: str, data: Path, folder: Path, trials: str = TRAINED
+) -> AbstractEngine:
+    """The experiment's engine, to be entered; `jobs` overrides the experiment's, `address` names a Ray cluster.
+
+    `trials` names what runs a trial, as runners.trials takes it.
+    """
     asked = experiment.engine
     if asked.kind == "ray":
         if address.startswith("ray://"):
@@ -38,6 +47,7 @@ def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, 
                 f"--address {address}: a search drives its trials from a machine of the cluster; run it there with "
                 f"--address auto, or name the head's own HOST:6379"
             )
+        _check_answers(address)
         if importlib.util.find_spec("ray") is None:
             raise UserError("engine.kind='ray' needs the package ray: pip install 'assay-search[ray]'")
         hush_ray()
@@ -52,9 +62,25 @@ def open_engine(experiment: Experiment, *, jobs: int, address: str, data: Path, 
             gpus=asked.gpus,
             address=address,
             blocks=experiment.blocks,
+            trials=trials,
         )
     if address:
         raise UserError(f"--address {address} names a Ray cluster, and engine.kind is {asked.kind!r}; add --engine ray")
     from runners.local_engine import LocalEngine
 
-    return LocalEngine(jobs=jobs or asked.jobs, data=data, folder=folder / "workers", threads=asked.threads)
+    workers = folder / "workers"
+    return LocalEngine(jobs=jobs or asked.jobs, data=data, folder=workers, threads=asked.threads, trials=trials)
+
+
+def _check_answers(address: str) -> None:
+    """UserError unless somebody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--address {address}: nothing answers there ({error}); start a cluster with 'ray start --head', which "
+            f"prints its address"
+        ) from error

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from runners.engines import QUIET, hush_ray
 from runners.local_engine import THREAD_VARIABLES
 from runners.ray_talk import AbstractActors, Talk
 from runners.shipping import pack_code
+from runners.trials import TRAINED
 from search_space.errors import UserError
 from search_space.records import Status
 
@@ -55,6 +57,7 @@ class RayEngine(AbstractEngine):
         gpus: float = 0.0,
         address: str = "",
         blocks: tuple[str, ...] = (),
+        trials: str = TRAINED,
     ) -> None:
         """`folder` is the search's own, where machines that see it find data and leave weights; no `address`: here."""
         hush_ray()
@@ -66,9 +69,14 @@ class RayEngine(AbstractEngine):
         self._mark.touch()
         path = () if address else tuple(os.path.abspath(entry) for entry in sys.path)
         place = folder.absolute()
-        setting = Setting(folder=place, mark=self._mark.name, data=data.absolute(), threads=threads, path=path)
-        self._connect(address, threads, blocks)
-        self._check_resources(address)
+        setting = Setting(
+            folder=place, mark=self._mark.name, data=data.absolute(), threads=threads, path=path, trials=trials
+        )
+        with ExitStack() as undo:
+            undo.callback(self.stop)
+            self._connect(address, threads, blocks)
+            self._check_resources(address)
+            undo.pop_all()
         content = [ray.put(data.read_bytes())] if self._remote else []
         self._seat = tune.with_parameters(_Seat, setting=setting, content=content)
 

@@ -24,6 +24,7 @@ def test_the_file_says_which_engine_and_how_many_jobs_run(tmp_path: Path) -> Non
     ("kind", "address", "told"),
     [
         ("local", "10.0.0.1:6379", "add --engine ray"),
+        ("ray", "127.0.0.1:9", "nothing answers there"),
         ("ray", "ray://10.0.0.1:10001", "run it there with --address auto"),
     ],
 )
