@@ -98,24 +98,15 @@ class Processes:
 
     def result(self, curve: tuple[Reading, ...], asked: str) -> TrialResult:
         """What the training came to; `asked` is the signal that asked for its end, if one did."""
-        ends = self._ends()
-        if ends and not any(result.last_lines for _, result in ends):
-            return _told(dict(ends)[0], asked)
+        told = ends(self._folder, self._devices)
+        errors = [(rank, result) for rank, result in told if result.last_lines]
+        if not errors and 0 in dict(told):
+            return _told(dict(told)[0], asked)
         signals = self._signals()
-        if ends and not signals:
-            rank, result = ends[0]
+        if errors and not signals:
+            rank, result = errors[0]
             return self._of_all(result, f"on device {rank}: " if self._devices > 1 else "", curve)
         return self._lost(signals, curve, asked)
-
-    def _ends(self) -> list[tuple[int, TrialResult]]:
-        """The ends that processes wrote down, those with an error first, then the earliest."""
-        found = []
-        for rank in range(self._devices):
-            with contextlib.suppress(FileNotFoundError):
-                told = json.loads(end_file(self._folder, rank).read_text())
-                result = result_from_plain(told["result"])
-                found.append((not result.last_lines, told["at"], rank, result))
-        return [(rank, result) for *_, rank, result in sorted(found, key=lambda each: each[:3])]
 
     def _signals(self) -> dict[int, int]:
         """The signal by which each process died that did."""
@@ -156,6 +147,17 @@ class Processes:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def ends(folder: Path, devices: int) -> list[tuple[int, TrialResult]]:
+    """The ends that processes wrote down, those with an error first, then the earliest: it is what ended the rest."""
+    found = []
+    for rank in range(devices):
+        with contextlib.suppress(FileNotFoundError):
+            told = json.loads(end_file(folder, rank).read_text())
+            result = result_from_plain(told["result"])
+            found.append((not result.last_lines, told["at"], rank, result))
+    return [(rank, result) for *_, rank, result in sorted(found, key=lambda each: each[:3])]
 
 
 def _told(result: TrialResult, asked: str) -> TrialResult:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,8 @@ from runners.export import export
 from runners.group import Group
 from runners.housekeeping import HousekeepingError, plan_remove
 from runners.long_plan import Asked, check_devices, longer
-from runners.long_worker import CHECKPOINT
+from runners.long_processes import ends
+from runners.long_worker import CHECKPOINT, end_file
 from runners.replay import ReplayError, replay
 from runners.stale import close_stale
 from runners.store import Store
@@ -45,7 +45,7 @@ from runners.train import run_trial
 from search_space.errors import UserError
 from search_space.experiment import read
 from search_space.places import locate
-from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult, TrialSpec
+from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult, TrialSpec, to_plain
 
 TOKENS = 102_400
 TINY = searched()
@@ -99,6 +99,14 @@ def test_the_processes_of_a_group_take_every_row_once_and_every_evaluation_batch
     assert {len(each) for each in shared} == {2}
     counted = [each[0].tolist() for mine in shared for each in mine if bool((each[1] != IGNORED).any())]
     assert sorted(counted) == sorted(each[0].tolist() for each in batches)
+
+
+def test_the_first_error_is_told_and_not_what_it_made_of_the_others(tmp_path: Path) -> None:
+    fine, broken = result(), result(Status.OUT_OF_MEMORY, reason="no memory", last_lines="no memory")
+    lost = result(Status.FAILED, reason="connection closed", last_lines="connection closed")
+    for rank, at, found in ((0, 12.0, lost), (1, 11.0, broken), (2, 10.0, fine)):
+        end_file(tmp_path, rank).write_text(json.dumps({"at": at, "result": to_plain(found)}))
+    assert [rank for rank, _ in ends(tmp_path, 4)] == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -328,39 +336,42 @@ def test_a_training_that_is_asked_to_end_keeps_its_state_and_goes_on_on_two_proc
     assert whole.train("--name", "ended", "--resume") == 2
 
 
-def kill_a_worker(whole: Whole) -> None:
-    """Kill one of the processes that train once there is a checkpoint."""
-    until(whole.files)
-    os.kill(max(whole.processes()), signal.SIGKILL)
-
-
-BREAKS_ON_THE_SECOND = """
-import os
-if os.environ.get("RANK") == "1" and not os.path.exists({file!r}):
-    open({file!r}, "w").close()
+BREAKS = """
+import os, signal
+if os.environ.get("RANK", "0") == {rank!r} and not os.path.exists({file!r}):
     import torch
     def step(self, closure=None):
-        raise RuntimeError("broken on purpose")
+        open({file!r}, "w").close()
+        {how}
     torch.optim.AdamW.step = step
 """
 
 
 @pytest.mark.fault
-def test_the_failure_of_one_process_is_told_and_the_training_goes_on_after_it(
-    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("devices", "how", "state", "status", "reason"),
+    [
+        (1, "raise RuntimeError('broken on purpose')", "FAILED", "failed", "RuntimeError: broken on purpose"),
+        (2, "os.kill(os.getpid(), signal.SIGKILL)", "KILLED", "preempted", "was ended by SIGKILL (device 1); the same"),
+    ],
+)
+def test_how_a_process_ended_is_told_and_none_is_left(
+    devices: int,
+    how: str,
+    state: str,
+    status: str,
+    reason: str,
+    whole: Whole,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BREAKS_ON_THE_SECOND.format(file=str(tmp_path / "broken")))
+    """The breakage is put into the last process by the start-up file of its interpreter."""
+    text = BREAKS.format(rank=str(devices - 1), file=str(tmp_path / "broken"), how=how)
+    (tmp_path / "sitecustomize.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert whole.train("--name", "broken", "--devices", "2") == 1
-    run = whole.run("broken")
-    assert (run.info.status, run.data.tags[Tag.STATUS]) == ("FAILED", "failed")
-    assert run.data.tags[Tag.REASON] == "on device 1: RuntimeError: broken on purpose"
-    assert not whole.processes()
-    killer = threading.Thread(target=kill_a_worker, args=(whole,))
-    killer.start()
-    assert whole.train("--name", "broken", "--devices", "2", "--resume") == 1
-    killer.join()
-    run = whole.run("broken")
-    assert (run.info.status, run.data.tags[Tag.STATUS]) == ("KILLED", "preempted")
-    assert "SIGKILL (device " in run.data.tags[Tag.REASON]
+    assert whole.train("--name", f"broken {devices}", "--devices", str(devices)) == 1
+    assert (tmp_path / "broken").exists()
+    run = whole.run(f"broken {devices}")
+    assert (run.info.status, run.data.tags[Tag.STATUS]) == (state, status)
+    assert reason in run.data.tags[Tag.REASON]
     assert not whole.processes()
