@@ -100,6 +100,14 @@ class ArtifactWriter:
         return file.read_text() if file else ""
 
 
+def whole_file(place: Place) -> None:
+    """Bring the log of a SQLite store into its one file, so that the file alone can be copied."""
+    if place.database is None:
+        return
+    with closing(sqlite3.connect(place.database, timeout=20)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def rehome(place: Place) -> None:
     """Point a moved SQLite store at its artifacts' present place, so that MLflow's own pages find them too."""
     if place.database is None:

@@ -1,5 +1,6 @@
 """Candidates: what a search varies, from a walked point to the spec of one trial."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,6 +127,12 @@ def make_spec(resolved: Resolved, experiment: Experiment, *, fingerprint: str, s
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _cost(config: ModelConfig, length: int, micro_batch_tokens: int) -> Cost:
+    """Points that differ in the optimiser alone share a model, which is measured once."""
+    return costs.measure(config, length, micro_batch_tokens)
+
+
 def _measured(config: ModelConfig, sizes: TaskShape, experiment: "Experiment") -> Cost:
     """The model's cost; the user's own blocks are run for it, and what they raise makes the point infeasible.
 
@@ -136,7 +143,7 @@ def _measured(config: ModelConfig, sizes: TaskShape, experiment: "Experiment") -
             _check_limit("max_params", costs.count_parameters(config).total, experiment)
         flops = costs.flops_per_token(config, sizes.train_len, causal=False)
         _check_limit("max_flops_per_token", flops, experiment)
-        return costs.measure(config, sizes.train_len, experiment.budget.micro_batch_tokens)
+        return _cost(config, sizes.train_len, experiment.budget.micro_batch_tokens)
     except (Exception, SystemExit) as error:
         if not experiment.blocks or isinstance(error, UserError | InfeasibleArchitecture):
             raise

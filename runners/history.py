@@ -1,5 +1,6 @@
 """What a sampler is shown: a bounded, reproducible choice of the trials so far, in plain words."""
 
+import heapq
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,9 +103,9 @@ def select(trials: Sequence[Told], most: int = MOST_SEEN) -> list[Told]:
     if finished and len(finished[0].values) > 1:
         best = [told for front in fronts(finished[-4 * most :]) for told in front][: most // _BEST_SHARE]
     else:
-        best = sorted(finished, key=lambda told: (told.values, told.number))[: most // _BEST_SHARE]
+        best = heapq.nsmallest(most // _BEST_SHARE, finished, key=lambda told: (told.values, told.number))
     kept = {told.number: told for told in best}
-    for told in sorted(trials, key=lambda told: -told.number):
+    for told in reversed(trials):
         if len(kept) >= most:
             break
         kept.setdefault(told.number, told)

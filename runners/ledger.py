@@ -19,6 +19,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from runners.storing import store_running
 from search_space.domains import Choice, Domain, IntRange, Scalar
 from search_space.errors import UserError
 from search_space.places import driver_uri
@@ -172,10 +173,23 @@ class Ledger:
         """Store the trial whole; `domains` are the searched paths of its point."""
         assert entry.number == len(self), f"trial {entry.number} would be stored as number {len(self)}"
         entry = dataclasses.replace(entry, started=entry.started or time.time())
-        trial = _frozen(entry, {path: distribution(domain) for path, domain in domains.items()})
-        self._ids.append(self._storage.create_new_trial(self._study, trial))
+        distributions = {path: distribution(domain) for path, domain in domains.items()}
+        self._ids.append(self._stored(entry, distributions))
         self._entries.append(entry)
         self._put(entry)
+
+    def _stored(self, entry: Entry, distributions: dict[str, BaseDistribution]) -> int:
+        if entry.result is not None or entry.readings:
+            return self._storage.create_new_trial(self._study, _frozen(entry, distributions))
+        return store_running(
+            self._storage.engine,
+            self._study,
+            entry.number,
+            datetime.datetime.fromtimestamp(entry.started),
+            entry.point,
+            distributions,
+            _attributes(entry),
+        )
 
     def read(self, number: int, tokens: int, loss: float, speed: float = 0.0) -> None:
         """Store one reading of a running trial, and a speed above 0; a repeated one overwrites."""
@@ -228,13 +242,8 @@ def _state(result: TrialResult, values: Sequence[float]) -> TrialState:
     return _STATES.get(result.status, TrialState.FAIL)
 
 
-def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    now = datetime.datetime.fromtimestamp(entry.started)
-    state, values = TrialState.RUNNING, None
-    if entry.settled:
-        assert entry.result is not None
-        state = _state(entry.result, entry.marks.get("values", ()))
-        values = (entry.marks.get("values") or None) if state is not TrialState.FAIL else None
+def _attributes(entry: Entry) -> dict[str, Any]:
+    """What a trial is stored with beside its parameters."""
     birth = {
         "generation": entry.generation,
         "spec": to_plain(entry.spec),
@@ -244,6 +253,21 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         "marks": dict(entry.marks),
         "owner": entry.owner,
     }
+    return {
+        _BIRTH: birth,
+        **({} if entry.result is None else {RESULT: to_plain(entry.result)}),
+        **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
+        **({ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
+    }
+
+
+def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    now = datetime.datetime.fromtimestamp(entry.started)
+    state, values = TrialState.RUNNING, None
+    if entry.settled:
+        assert entry.result is not None
+        state = _state(entry.result, entry.marks.get("values", ()))
+        values = (entry.marks.get("values") or None) if state is not TrialState.FAIL else None
     return FrozenTrial(
         number=entry.number,
         trial_id=-1,
@@ -254,12 +278,7 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
         datetime_complete=now if entry.settled else None,
         params={path: entry.point[path] for path in distributions},
         distributions=distributions,
-        user_attrs={
-            _BIRTH: birth,
-            **({} if entry.result is None else {RESULT: to_plain(entry.result)}),
-            **({ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
-            **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
-        },
+        user_attrs=_attributes(entry),
         system_attrs={},
         intermediate_values=dict(entry.readings),
     )

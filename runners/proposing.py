@@ -56,9 +56,10 @@ class Proposer:
         """What earlier searches found."""
         self._finder = Finder(experiment.space, self._resolve, self.stopwatch.check)
 
-    def bind(self, shape: "TaskShape", fingerprint: str, earlier: Earlier) -> None:
+    def bind(self, shape: "TaskShape", fingerprint: str, earlier: Earlier) -> Self:
         """Say which data trials are trained on, and what earlier searches found."""
         self._shape, self.fingerprint, self.earlier = shape, fingerprint, earlier
+        return self
 
     @property
     def shape(self) -> "TaskShape":

@@ -24,7 +24,7 @@ MOST_FAILURES = 3
 """Trials that fail in one round, after which the store itself is taken to be down."""
 BEAT_SECONDS = 20.0
 CLOSE_SECONDS, HURRIED_SECONDS = 20.0, 8.0
-"""How long the end of a search waits for a store that fails; after an interrupt."""
+"""How long the end of a search waits for a store that takes nothing; after an interrupt."""
 
 
 @dataclass
@@ -64,7 +64,9 @@ class Recorder:
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_open = self._is_down = False
-        self._give_up = float("inf")
+        self._patience = float("inf")
+        """Seconds without progress after which the thread gives up; infinite until the search ends."""
+        self._progressed = time.monotonic()
         self._next_beat = 0.0
         self._fault: Exception | None = None
         self.parent = ""
@@ -127,10 +129,12 @@ class Recorder:
         if self._thread is None:
             return 0
         with self._state:
-            self._give_up = time.monotonic() + (HURRIED_SECONDS if hurried else CLOSE_SECONDS)
+            self._patience = HURRIED_SECONDS if hurried else CLOSE_SECONDS
+            self._progressed = time.monotonic()
             self._state.notify()
-        # One call that hangs may outlast the time given; it is not waited for much longer.
-        self._thread.join(max(0.0, self._give_up - time.monotonic()) + HURRIED_SECONDS)
+        # One call that hangs may outlast the patience; it is not waited for much longer.
+        while self._thread.is_alive() and not self._is_stuck(HURRIED_SECONDS):
+            self._thread.join(LEAST_PAUSE)
         missing = sum(wanted.result is not None for wanted in self._wanted.values())
         if not self._thread.is_alive() and self._is_open:
             try:
@@ -146,7 +150,7 @@ class Recorder:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-                if self._closing and (not (self._wanted or self._drops) or time.monotonic() > self._give_up):
+                if self._closing and (not (self._wanted or self._drops) or self._is_stuck()):
                     return
                 wanted = list(self._wanted.values())
             try:
@@ -168,7 +172,10 @@ class Recorder:
 
     @property
     def _closing(self) -> bool:
-        return self._give_up < float("inf")
+        return self._patience < float("inf")
+
+    def _is_stuck(self, more: float = 0.0) -> bool:
+        return time.monotonic() - self._progressed > self._patience + more
 
     def _show(self, wanted: list[_Wanted]) -> None:
         """Bring the store to what is wanted, in order."""
@@ -182,6 +189,7 @@ class Recorder:
         for each in wanted:
             try:
                 self._bring(each)
+                self._progressed = time.monotonic()
             except self._errors as error:
                 failures.append(error)
                 self._put_off(each)

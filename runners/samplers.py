@@ -3,16 +3,17 @@
 Optuna's samplers run in memory on a copy of that history; nothing of their state is kept between proposals.
 """
 
+import copy
 import dataclasses
 import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import InMemoryStorage
@@ -84,11 +85,11 @@ class ModelSampler(AbstractSampler):
         storage = InMemoryStorage()
         study = optuna.create_study(storage=storage, directions=["minimize"] * self.directions)
         bad = _worst(history, self.directions)
-        domains_by_path = searched(self.space)
+        known = {path: distribution(domain) for path, domain in searched(self.space).items()}
         for told in history:
             if told.fate is Fate.PRUNED and (self.directions > 1 or not self.knows_pruned):
                 told = dataclasses.replace(told, fate=Fate.OK if told.values else Fate.BROKEN)
-            storage.create_new_trial(study._study_id, _as_frozen(told, domains_by_path, bad))
+            storage.create_new_trial(study._study_id, _as_frozen(told, known, bad))
         for attempt in range(MODEL_DRAWS):
             study.sampler = self.make(seed_from(self.seed, number, attempt) % 2**32)
             trial = study.ask()
@@ -107,11 +108,18 @@ def _suggest(trial: Trial, path: str, domain: Domain) -> Scalar:
     return trial.suggest_float(path, space.low, space.high, log=space.log)
 
 
-def _as_frozen(told: Told, domains_by_path: Mapping[str, Domain], bad: Sequence[float]) -> FrozenTrial:
-    distributions = {path: distribution(domain) for path, domain in domains_by_path.items() if path in told.point}
+class _Shown(FrozenTrial):
+    """A trial that Optuna's memory takes as it is; its own deep copy of each costs half of a proposal."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)
+
+
+def _as_frozen(told: Told, known: Mapping[str, BaseDistribution], bad: Sequence[float]) -> FrozenTrial:
+    distributions = {path: held for path, held in known.items() if path in told.point}
     state = {Fate.RUNNING: TrialState.RUNNING, Fate.PRUNED: TrialState.PRUNED}.get(told.fate, TrialState.COMPLETE)
     values = {Fate.OK: list(told.values), Fate.BROKEN: list(bad)}.get(told.fate)
-    trial = FrozenTrial(
+    trial = _Shown(
         number=told.number,
         trial_id=-1,
         state=state,

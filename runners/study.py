@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -77,7 +79,8 @@ class Study:
         self._ledger = Ledger(storage, study_name(experiment.name, generation), directions(experiment.objectives))
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
-        self._told: dict[int, Told] = {}
+        self._told: list[Told] = []
+        self._untold: set[int] = set()
         self._folder = study_folder(storage.url, experiment.name)
         self.proposer = Proposer(experiment, self._folder)
         for entry in self._ledger.entries():
@@ -135,9 +138,7 @@ class Study:
 
     def fresh_proposer(self) -> Proposer:
         """A proposer bound like this study's that knows no trial yet."""
-        proposer = Proposer(self.experiment, self._folder)
-        proposer.bind(self.shape, self.fingerprint, self.proposer.earlier)
-        return proposer
+        return Proposer(self.experiment, self._folder).bind(self.shape, self.fingerprint, self.proposer.earlier)
 
     @property
     def guard(self) -> Guard:
@@ -197,6 +198,7 @@ class Study:
     def _mirror(self, entry: Entry) -> None:
         """Know the point as tried, and show the pruner what is stored of the trial."""
         self._observe(entry)
+        self._untold.add(entry.number)
         self.proposer.know(entry)
 
     def propose(self, most: float = math.inf) -> Proposed | None:
@@ -263,18 +265,16 @@ class Study:
 
     def told(self) -> list[Told]:
         """Every trial as a sampler sees it, by number; those outside the space that is searched now are left out."""
-        found = []
-        for entry in self._ledger.entries():
-            if entry.number not in self._told:
-                told = told_of(entry, self.experiment, self.generation)
-                if told is None:
-                    continue
-                if told.fate is Fate.RUNNING:
-                    found.append(told)
-                    continue
-                self._told[entry.number] = told
-            found.append(self._told[entry.number])
-        return found
+        running = []
+        for number in sorted(self._untold):
+            told = told_of(self._ledger[number], self.experiment, self.generation)
+            if told is not None and told.fate is Fate.RUNNING:
+                running.append(told)
+                continue
+            self._untold.remove(number)
+            if told is not None:
+                insort(self._told, told, key=attrgetter("number"))
+        return sorted([*self._told, *running], key=attrgetter("number"))
 
     def _store_baseline(self) -> Proposed:
         try:
@@ -295,5 +295,6 @@ class Study:
             owner=self.crew.me,
         )
         self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
+        self._untold.add(entry.number)
         self.proposer.know(entry)
         return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)

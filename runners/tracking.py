@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners import rows
-from runners.artifacts import ArtifactWriter, rehome, write
+from runners.artifacts import ArtifactWriter, rehome, whole_file, write
 from runners.curves import CurveShards
 from runners.driver import this_driver
 from runners.environment import Environment
@@ -240,6 +240,7 @@ class Tracker:
                 each.callback(lambda: write(lambda: self.client.set_terminated(parent.run_id, status)))
                 each.callback(close_children, self.client, self._experiment)
                 each.callback(self._complete_curves)
+            each.callback(whole_file, self.place)
             each.callback(self._curves.flush)
             each.callback(self.flush)
 
