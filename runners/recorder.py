@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runners.showing import Shown
+from runners.store import StoreDown
 from search_space.records import Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Recorder:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
-        self._errors = (MlflowException, OSError, SQLAlchemyError)
+        self._errors = (MlflowException, OSError, SQLAlchemyError, StoreDown)
         self._tracker = tracker
         self._open_search = open_search
         self._warn = warn

@@ -18,7 +18,7 @@ from runners.environment import Environment
 from runners.openrun import OpenRun
 from runners.shared import store_shared
 from runners.stale import close_children
-from runners.store import StoreError, connect, every_run
+from runners.store import StoreDown, StoreError, connect, every_run
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate, public_uri
 from search_space.records import (
@@ -48,13 +48,25 @@ _TABLE_VIEW = "custom_model_development"
 class Tracker:
     """Writes one search at a time; only the driver holds one."""
 
-    def __init__(self, uri: str = "", artifact_root: str = "") -> None:
-        """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie."""
+    def __init__(self, uri: str = "", artifact_root: str = "", *, waits: bool = False) -> None:
+        """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie.
+
+        StoreDown when a server does not answer; with `waits` it is asked again each time the search is opened.
+        """
         self.place = locate(uri, artifacts=artifact_root)
-        self.client = connect(self.place)
-        rehome(self.place)
+        self._is_connected = False
+        try:
+            self._connect()
+        except StoreDown:
+            if not waits:
+                raise
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
+
+    def _connect(self) -> None:
+        self.client = connect(self.place)
+        rehome(self.place)
+        self._is_connected = True
 
     def start_search(
         self,
@@ -67,6 +79,8 @@ class Tracker:
         joined: bool = False,
     ) -> str:
         """The id of the search's parent run, created or taken up again; `joined` when another driver leads."""
+        if not self._is_connected:
+            self._connect()
         self._name, self._environment = file_name(experiment.name), environment
         self._dataset = rows.dataset(experiment.task, data)
         self._experiment = self._experiment_id(experiment.name)
@@ -211,6 +225,11 @@ class Tracker:
         if run is not None:
             ArtifactWriter(self.client, self.place, run).remove(Artifact.MODEL)
             write(lambda: self.client.set_tag(run.info.run_id, Tag.WEIGHTS, why))
+
+    def tag_search(self, tags: Mapping[str, str]) -> None:
+        """Put tags on the search's own run."""
+        for name, value in tags.items():
+            write(lambda name=name, value=value: self.client.set_tag(self._parent.run_id, name, rows.cut_tag(value)))  # type: ignore[misc]
 
     def flush(self) -> None:
         """Send everything queued; each run is tried although another one fails, whose error is then raised."""
