@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 from runners.commands.reading import read_experiment
+from runners.publishing import publish
 from runners.search import SearchOutcome, run_search
+from runners.store import Store, StoreError
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.experiment import Experiment
@@ -92,8 +94,11 @@ def _verdicts(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Name
 
 
 def _report(name: str, tracker: Tracker) -> Path:
-    from analysis.report import write_report
+    from analysis.report import first_answers, write_report
 
     page = write_report(tracker.place.uri, name, Path("reports") / name)
-    tracker.log_report(page.parent)
+    try:
+        publish(Store(tracker.place), name, page.parent, first_answers(page))
+    except StoreError as error:
+        print(error, file=sys.stderr)
     return page
