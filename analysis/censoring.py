@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from analysis import mixed
+from analysis import curves, mixed
 from analysis.factors import Factor
 from search_space.errors import UserError
 
@@ -38,13 +38,9 @@ def filled(
 
     Each row has a reading at or before these tokens.
     """
-    table = (
-        readings[[column for column in readings if column <= tokens]]
-        .interpolate(axis=1, limit_area="inside")
-        .bfill(axis=1)
-    )
+    table = curves.up_to(readings, tokens).interpolate(axis=1, limit_area="inside").bfill(axis=1)
     known = table.to_numpy(dtype=float)
-    marks = np.array([int(column) for column in table])
+    marks = table.columns.to_numpy(dtype=int)
     censored = np.isnan(known[:, -1])
     if not censored.any():
         return Filled(outcomes=(known[:, -1],), censored=censored)

@@ -191,7 +191,7 @@ def _outcomes(search: Search, tokens: int, *, as_asked: bool) -> tuple[pd.DataFr
     Where too few went on to judge the others by, those that did not are left out, or refused as_asked.
     """
     readings = curves.readings_table(search)
-    readings = readings[readings[[column for column in readings if column <= tokens]].notna().any(axis=1)]
+    readings = readings[curves.up_to(readings, tokens).notna().any(axis=1)]
     if tokens and not as_asked and readings[tokens].notna().sum() < FEWEST_ON:
         readings = readings[readings[tokens].notna()]
     trials = search.trials[search.trials["run_id"].isin(readings.index)].reset_index(drop=True)

@@ -53,10 +53,10 @@ def fidelity(search: Search, *, wanted: float = WANTED, alpha: float = 0.05) -> 
     table.insert(1, "share", table["tokens"] / max(budget, 1))
     early = table[table["tokens"] < budget]
     trusted = 0
-    for row in early.sort_values("tokens", ascending=False).itertuples():
-        if not row.low >= wanted:
+    for tokens, low in zip(early["tokens"][::-1], early["low"][::-1], strict=True):
+        if low < wanted:
             break
-        trusted = int(row.tokens)
+        trusted = int(tokens)
     text = _sentence(early, trusted, budget, wanted)
     return Fidelity(tokens=trusted, budget=budget, wanted=wanted, alpha=alpha, agreement=table, text=text)
 
@@ -66,8 +66,8 @@ def rank_agreements(search: Search, *, alpha: float = 0.05) -> pd.DataFrame:
     final = search.finished.set_index("run_id")[Metric.LOSS]
     readings = curves.readings_table(search).reindex(final.index)
     rows = []
-    for tokens in readings:
-        both = pd.concat([readings[tokens], final], axis=1).dropna()
+    for place, tokens in enumerate(readings.columns.to_numpy(dtype=int)):
+        both = pd.concat([readings.iloc[:, place], final], axis=1).dropna()
         if len(both) < _FEWEST or (both.nunique() < 2).any():
             continue
         ranks = both.rank().to_numpy()
