@@ -72,14 +72,10 @@ class Recorder:
         """Id of the search's own run; empty while it could not be opened."""
 
     def open(self, *, needed: bool) -> None:
-        """Open the search's run; a store that fails is an error when `needed`, else it is tried again and again."""
-        try:
+        """Open the search's run: now when `needed`, and then a store that fails is an error; else in the background."""
+        if needed:
             self.parent = self._open_search()
             self._is_open = True
-        except self._errors as error:
-            if needed:
-                raise
-            self._down(error)
         self._thread = threading.Thread(target=self._work, daemon=True, name="recorder")
         self._thread.start()
 
@@ -124,7 +120,7 @@ class Recorder:
         return found
 
     def close(self, finish: Callable[[], None], *, hurried: bool = False) -> int:
-        """Show what is left, then `finish` the search's run; how many ends the store does not show."""
+        """Show what is left, then `finish` the search's run; how many ends the store does not show, its own too."""
         if self._thread is None:
             return 0
         with self._state:
@@ -136,9 +132,10 @@ class Recorder:
         if not self._thread.is_alive() and self._is_open:
             try:
                 finish()
+                return missing
             except self._errors as error:
                 self._down(error)
-        return missing
+        return missing + 1
 
     def _work(self) -> None:
         pause = LEAST_PAUSE
@@ -147,7 +144,8 @@ class Recorder:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-                if self._closing and (not (self._wanted or self._drops) or time.monotonic() > self._give_up):
+                is_done = self._is_open and not (self._wanted or self._drops)
+                if self._closing and (is_done or time.monotonic() > self._give_up):
                     return
                 wanted = list(self._wanted.values())
             try:

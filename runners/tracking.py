@@ -18,7 +18,7 @@ from runners.environment import Environment
 from runners.openrun import OpenRun
 from runners.shared import store_shared
 from runners.stale import close_children
-from runners.store import StoreDown, StoreError, connect, every_run
+from runners.store import StoreError, connect, every_run
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate, public_uri
 from search_space.records import (
@@ -51,15 +51,12 @@ class Tracker:
     def __init__(self, uri: str = "", artifact_root: str = "", *, waits: bool = False) -> None:
         """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie.
 
-        StoreDown when a server does not answer; with `waits` it is asked again each time the search is opened.
+        StoreDown when a server does not answer; with `waits` it is asked only when a search is opened, each time.
         """
         self.place = locate(uri, artifacts=artifact_root)
         self._is_connected = False
-        try:
+        if not waits:
             self._connect()
-        except StoreDown:
-            if not waits:
-                raise
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
 

@@ -69,8 +69,8 @@ def _close(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Namespa
         print(f"interrupted by {outcome.interrupted}: the same command goes on; {outcome.running} trial(s) run again")
     if outcome.unshown:
         print(
-            f"the tracking store could not be written: {outcome.unshown} results are in the study alone; the same "
-            f"command shows them, and so does: assay sync {outcome.name}"
+            f"the tracking store could not be written: {outcome.unshown} ends are in the study alone; the same command "
+            f"shows them, and so does: assay sync {outcome.name}"
         )
         return
     if not outcome.counts.get(Status.OK, 0):
