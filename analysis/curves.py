@@ -25,6 +25,17 @@ def loss_at(search: Search, tokens: int) -> pd.Series:
     return readings[readings["tokens"] == tokens].set_index("run_id")["loss"]
 
 
+def readings_table(search: Search) -> pd.DataFrame:
+    """Validation losses of ok and pruned search trials: a row a run id, a column a token count, NaN where stopped."""
+    readings = _trained(search)
+    return readings.pivot_table(index="run_id", columns="tokens", values="loss", aggfunc="last", sort=True)
+
+
+def up_to(readings: pd.DataFrame, tokens: int) -> pd.DataFrame:
+    """The columns of a table of readings up to a token count."""
+    return readings.loc[:, readings.columns.to_numpy(dtype=float) <= tokens]
+
+
 def rank_agreement(search: Search, tokens: int) -> tuple[float, int]:
     """Spearman correlation of the loss at a token count with the final loss, and over how many finished trials."""
     final = search.finished.set_index("run_id")[Metric.LOSS]

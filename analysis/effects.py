@@ -1,11 +1,10 @@
-"""What each choice was worth: an additive model of the loss at equal tokens, with intervals, counts and failures.
+"""What each choice was worth, alone and together with others, at equal tokens: intervals, counts and failures.
 
-All of it is descriptive: an adaptive sampler chose the trials in view of earlier losses, and the covariates are picked
-on the same data, so an interval may miss more often than its level says. Between candidates, paired finals decide.
-
-Pruned trials enter at the last token count that nearly all trained trials reached, so that nothing is compared at
-unequal budgets; trials that ended badly are no loss but a rate. Each factor is estimated with as many of the other
-factors beside it as the number of trials bears.
+A mixed model (analysis.mixed) holds main effects and interactions at once. What is said of an option is the average
+over the space, every option of the other choices counting alike, not over the trials, most of which lie where the
+sampler went. Trials that were stopped before the token count enter with losses filled in (analysis.censoring); trials
+that ended badly are no loss but a rate (analysis.failures). All of it is descriptive: the sampler chose the trials in
+view of earlier losses. Between candidates, paired finals decide.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import curves, regression
-from analysis.factors import FEWEST, Factor, Level, factor
-from analysis.frame import ENDED_BADLY, PARAM, TRAINED, Search, short_path, short_value
+from analysis import curves
+from analysis.censoring import FEWEST_ON, Filled, filled
+from analysis.compare import number_text
+from analysis.estimates import MainEstimate, Model, PairEstimate
+from analysis.factors import FEWEST, Factor, factor
+from analysis.failures import FailureRate, failure_rates
+from analysis.frame import PARAM, Search, short_path
+from analysis.importance import Importance, importances
 
 ALPHA = 0.05
 STEADY = 0.6
@@ -45,35 +49,50 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureRate:
-    """How often trials with one option ended badly."""
+class Interaction:
+    """How much more an option is worth beside an option of another choice than beside that choice's reference."""
 
     path: str
     option: str
+    reference: str
+    other_path: str
+    other_option: str
+    other_reference: str
+    estimate: float
+    """Difference of two differences of the loss; below zero the two options are better together than apart."""
+    low: float
+    high: float
     n: int
-    counts: dict[str, int]
-    """Trials by status, of those that ended badly."""
+    """Trials that hold both options."""
+    fewest: int
+    """Trials in the smallest of the four combinations."""
     claim: str
-    """'more' or 'less' often than the other trials, or 'undecided'."""
+    """'better together', 'worse together', 'undecided' (the interval holds zero) or 'too few'."""
 
     @property
     def text(self) -> str:
-        """For example: diverged 3 of 9 with placement post."""
-        counts = ", ".join(f"{status.replace('_', ' ')} {count}" for status, count in self.counts.items())
-        return f"{counts} of {self.n} with {short_path(self.path)} {self.option}"
+        """For example: placement post instead of pre costs 0.05 more with ffn gelu than with relu."""
+        verb = "costs" if self.estimate > 0 else "saves"
+        change = f"{short_path(self.path)} {self.option} instead of {self.reference}"
+        beside = f"{short_path(self.other_path)} {self.other_option} than with {self.other_reference}"
+        return f"{change} {verb} {number_text(abs(self.estimate))} more with {beside}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effects:
-    """All main effects of a search."""
+    """All main effects and interactions of a search."""
 
     tokens: int
     """Training tokens at which losses are compared; 0 when there was nothing to compare."""
     unit: str
     n: int
     alpha: float
-    """The chance that any interval of the table would miss, were the trials drawn at random and the model given."""
+    """The chance that any interval of main effects would miss, were the trials drawn at random; so for interactions."""
     rows: tuple[Effect, ...]
+    interactions: tuple[Interaction, ...]
+    importances: tuple[Importance, ...]
+    censored: int
+    """Trials that were stopped before these tokens; their losses are filled in from what they showed."""
     failures: tuple[FailureRate, ...]
     agreement: float
     """Spearman correlation with the final loss over the trials that trained to the end; NaN when there are under 3."""
@@ -117,139 +136,140 @@ class Effects:
             "budget": self.budget,
             "early": self.early,
             "warning": self.warning,
-            "effects": [
-                {**vars(row), "estimate": _number(row.estimate), "low": _number(row.low), "high": _number(row.high)}
-                for row in self.rows
-            ],
-            "failures": [{**vars(row), "text": row.text} for row in self.failures],
+            "censored": self.censored,
+            "effects": [_plain(row) for row in self.rows],
+            "interactions": [_plain(row) for row in self.interactions],
+            "importances": [_plain(row) for row in self.importances],
+            "failures": [row.to_json() for row in self.failures],
         }
 
 
-def main_effects(search: Search, *, alpha: float = ALPHA) -> Effects:
-    """The effect of every varied choice on the loss at equal tokens: descriptive, since the sampler chose the trials.
+def main_effects(search: Search, *, alpha: float = ALPHA, tokens: int = 0) -> Effects:
+    """The effects of all varied choices, alone and in pairs, on the loss after so many tokens (0: see common_tokens).
 
-    The intervals are widened for their number, as if they were to hold together at 1 - alpha.
+    Intervals of main effects are widened for their number, as if they were to hold together at 1 - alpha; those of
+    interactions likewise.
     """
-    tokens = curves.common_tokens(search)
-    outcome = curves.loss_at(search, tokens)
-    trials = search.trials[search.trials["run_id"].isin(outcome.index)].reset_index(drop=True)
-    losses = outcome.loc[trials["run_id"]].to_numpy(dtype=float)
-    baseline = search.baseline
-    found = [
-        factor(path, trials, None if baseline is None else baseline[PARAM + path])
-        for path in search.varied
-        if len(trials)
-    ]
-    factors = [entry for entry in found if entry is not None]
-    claims = sum(level.enough for entry in factors for level in entry.levels)
-    estimated = {entry.path: _effects(entry, factors, losses, alpha / max(claims, 1)) for entry in factors}
-    agreement, n_finished = curves.rank_agreement(search, tokens)
+    at = tokens or curves.common_tokens(search)
+    trials, factors, losses = _outcomes(search, at, as_asked=bool(tokens))
+    model = Model(factors, losses.outcomes) if len(trials) > 2 else None
+    agreement, n_finished = curves.rank_agreement(search, at)
     return Effects(
-        tokens=tokens,
+        tokens=at,
         unit=search.unit,
         n=len(trials),
         alpha=alpha,
-        rows=tuple(row for path in search.varied for row in estimated.get(path, ())),
-        failures=_failures(search, alpha),
+        rows=_mains(list(model.mains()), alpha) if model else (),
+        interactions=_pairs(list(model.pairs()), alpha) if model else (),
+        importances=importances(model, trials) if model else (),
+        censored=int(losses.censored.sum()),
+        failures=failure_rates(search, alpha),
         agreement=agreement,
         n_finished=n_finished,
         budget=int(search.parent.experiment.get("budget", {}).get("tokens", 0)),
     )
 
 
-def _effects(target: Factor, factors: Sequence[Factor], losses: np.ndarray, alpha: float) -> list[Effect]:
-    """The levels of one factor, the others held equal as far as the trials bear it."""
-    design = np.column_stack([np.ones(len(losses)), target.columns])
-    basis = regression.extended(np.full((len(losses), 1), len(losses) ** -0.5), target.columns)
-    if basis is None or len(losses) <= design.shape[1]:
-        return [_said(target, level, (float("nan"),) * 3, ()) for level in target.levels]
-    parents = [entry for entry in factors if _is_parent(entry, target)]
-    others = [entry for entry in factors if entry is not target and entry not in parents]
-    held_equal = []
-    for parent in parents:
-        wider = regression.extended(basis, parent.columns)
-        if wider is not None and wider.shape[1] < len(losses):
-            basis = wider
-            held_equal.append(parent)
-    design, picked = regression.chosen(
-        [target.columns, *(parent.columns for parent in held_equal)],
-        [other.columns for other in others],
-        losses - losses.mean(),
-    )
-    held_equal += [others[place] for place in picked]
-    adjusted = [short_path(entry.path) for entry in held_equal]
-    fit = regression.fit(design, losses)
-    own = target.columns.shape[1]
+def effects_frame(effects: Effects) -> pd.DataFrame:
+    """The main effects as a table: one row an option."""
+    return pd.DataFrame([vars(row) for row in effects.rows], columns=list(Effect.__dataclass_fields__))
+
+
+def interactions_frame(effects: Effects) -> pd.DataFrame:
+    """The interactions as a table: one row a pair of options of two choices."""
+    return pd.DataFrame([vars(row) for row in effects.interactions], columns=list(Interaction.__dataclass_fields__))
+
+
+def importances_frame(effects: Effects) -> pd.DataFrame:
+    """The importances as a table: one row a choice, the most important first."""
+    return pd.DataFrame([vars(row) for row in effects.importances], columns=list(Importance.__dataclass_fields__))
+
+
+def _outcomes(search: Search, tokens: int, *, as_asked: bool) -> tuple[pd.DataFrame, list[Factor], Filled]:
+    """The trials that trained, the factors that vary among them, and their losses at so many tokens.
+
+    Where too few went on to judge the others by, those that did not are left out, or refused as_asked.
+    """
+    readings = curves.readings_table(search)
+    readings = readings[curves.up_to(readings, tokens).notna().any(axis=1)]
+    if tokens and not as_asked and readings[tokens].notna().sum() < FEWEST_ON:
+        readings = readings[readings[tokens].notna()]
+    trials = search.trials[search.trials["run_id"].isin(readings.index)].reset_index(drop=True)
+    baseline = search.baseline
+    found = [
+        factor(path, trials, None if baseline is None else baseline[PARAM + path], search.domains.get(path))
+        for path in search.varied
+        if len(trials)
+    ]
+    factors = [entry for entry in found if entry is not None]
+    if not len(trials) or not tokens:
+        nothing = np.empty(0)
+        return trials.iloc[:0], [], Filled(outcomes=(nothing,), censored=nothing.astype(bool))
+    return trials, factors, filled(readings.loc[trials["run_id"]], tokens, factors)
+
+
+def _mains(found: Sequence[MainEstimate], alpha: float) -> tuple[Effect, ...]:
+    spoken = [one for one in found if one.level.enough and one.contrast]
     rows = []
-    for level in target.levels:
-        weights = np.zeros(design.shape[1])
-        weights[1 : 1 + own] = level.weights
-        rows.append(_said(target, level, fit.contrast(weights, alpha), tuple(adjusted)))
-    return rows
-
-
-def _is_parent(entry: Factor, target: Factor) -> bool:
-    """True when `entry` is the family whose choice makes `target` live."""
-    if entry is target or not entry.path.endswith(".kind"):
-        return False
-    return target.path.startswith(entry.path.removesuffix("kind"))
-
-
-def _said(target: Factor, level: Level, numbers: tuple[float, ...], adjusted: tuple[str, ...]) -> Effect:
-    estimate, low, high = numbers
-    if not level.enough or np.isnan(estimate):
+    for one in found:
         low, high, claim = float("nan"), float("nan"), "too few"
-    else:
-        claim = "better" if high < 0 else "worse" if low > 0 else "undecided"
-    return Effect(
-        path=target.path,
-        option=level.label,
-        reference=level.reference,
-        estimate=estimate,
-        low=low,
-        high=high,
-        n=level.n,
-        n_reference=level.n_reference,
-        claim=claim,
-        adjusted_for=adjusted,
-    )
+        if one.level.enough and one.contrast:
+            low, high = one.contrast.interval(alpha / len(spoken))
+            claim = "better" if high < 0 else "worse" if low > 0 else "undecided"
+        rows.append(
+            Effect(
+                path=one.factor.path,
+                option=one.level.label,
+                reference=one.level.reference,
+                estimate=one.contrast.estimate if one.contrast else float("nan"),
+                low=low,
+                high=high,
+                n=one.level.n,
+                n_reference=one.level.n_reference,
+                claim=claim,
+                adjusted_for=tuple(short_path(path) for path in one.adjusted_for),
+            )
+        )
+    return tuple(rows)
 
 
-def _failures(search: Search, alpha: float) -> tuple[FailureRate, ...]:
-    """Options and halves of ranges with which trials ended badly more often, or surely less, most telling first."""
-    ended = search.trials[search.trials["status"].isin((*TRAINED, *ENDED_BADLY))]
-    bad = ended["status"].isin(ENDED_BADLY)
-    groups: list[tuple[str, str, pd.Series, pd.Series]] = []
-    for path in search.varied if bad.any() else ():
-        groups += [(path, *group) for group in _groups(ended[PARAM + path])]
-    rates: list[tuple[float, FailureRate]] = []
-    for path, option, inside, outside in groups:
-        n, hits = int(inside.sum()), int((bad & inside).sum())
-        rest, rest_hits = int(outside.sum()), int((bad & outside).sum())
-        if not hits or not rest:
-            continue
-        chance = regression.fisher(hits, n, rest_hits, rest)
-        decided = min(n, rest) >= FEWEST and chance < alpha / len(groups)
-        more = hits * rest > rest_hits * n
-        if not (more or decided):
-            continue
-        claim = "undecided" if not decided else "more" if more else "less"
-        seen = {str(status): int(count) for status, count in ended[bad & inside]["status"].value_counts().items()}
-        rates.append((chance, FailureRate(path=path, option=option, n=n, counts=seen, claim=claim)))
-    return tuple(rate for _, rate in sorted(rates, key=lambda entry: entry[0]))
+def _pairs(found: Sequence[PairEstimate], alpha: float) -> tuple[Interaction, ...]:
+    """All pairs of options that were tried together, the surest first, those of too few trials last."""
+    spoken = [one for one in found if one.fewest >= FEWEST and one.contrast]
+    rows = []
+    for one in found:
+        estimate, low, high, claim = float("nan"), float("nan"), float("nan"), "too few"
+        if one.fewest >= FEWEST and one.contrast:
+            estimate = one.contrast.estimate
+            low, high = one.contrast.interval(alpha / len(spoken))
+            claim = "better together" if high < 0 else "worse together" if low > 0 else "undecided"
+        rows.append(
+            Interaction(
+                path=one.factors[0].path,
+                option=one.levels[0].label,
+                reference=one.levels[0].reference,
+                other_path=one.factors[1].path,
+                other_option=one.levels[1].label,
+                other_reference=one.levels[1].reference,
+                estimate=estimate,
+                low=low,
+                high=high,
+                n=one.n,
+                fewest=one.fewest,
+                claim=claim,
+            )
+        )
+    return tuple(sorted(rows, key=_unsure))
 
 
-def _groups(values: pd.Series) -> list[tuple[str, pd.Series, pd.Series]]:
-    """(label, inside, outside among the live) for each option, or for the halves of a range."""
-    live = values.notna()
-    seen = values[live]
-    if seen.nunique() < 2:
-        return []
-    if seen.nunique() > FEWEST + 1 and not isinstance(seen.iloc[0], str | bool):
-        middle = float(seen.astype(float).median())
-        above = live & (values.where(live, middle).astype(float) > middle)
-        return [(f"> {short_value(middle)}", above, live & ~above), (f"≤ {short_value(middle)}", live & ~above, above)]
-    return [(short_value(option), live & (values == option), live & (values != option)) for option in seen.unique()]
+def _unsure(row: Interaction) -> float:
+    """Interval width by size of the estimate; infinite where there is none."""
+    return (row.high - row.low) / abs(row.estimate) if row.estimate and row.claim != "too few" else float("inf")
+
+
+def _plain(row: Effect | Interaction | Importance) -> dict[str, Any]:
+    plain = dict(vars(row))
+    return {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in plain.items()}
 
 
 def _number(value: float) -> float | None:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from analysis import load
 from analysis.fastread import RunRow, StoreError
-from search_space.domains import Scalar
+from search_space.domains import Domain, Scalar
 from search_space.records import Artifact, Metric, Stage, Status, Tag
-from search_space.space import OneOf, Space
+from search_space.space import OneOf, Space, searched
 from search_space.stored import space_from_plain
 
 PARAM = "param/"
@@ -112,6 +112,12 @@ class Search:
         if stored:
             return frozenset(_paths(space_from_plain(stored)))
         return frozenset(str(column).removeprefix(PARAM) for column in self.frame if str(column).startswith(PARAM))
+
+    @cached_property
+    def domains(self) -> dict[str, Domain]:
+        """The domain of each searched path; empty when the store lost the experiment."""
+        stored = self.parent.experiment.get("space")
+        return searched(space_from_plain(stored)) if stored else {}
 
     @cached_property
     def open_families(self) -> frozenset[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from runners.engine import Ended, Job
 from runners.local_engine import LocalEngine
+from runners.trials import TRAINED
 from search_space.records import spec_from_plain, to_plain
 
 _LOOK_SECONDS = 60.0
@@ -34,6 +35,8 @@ class Setting:
     threads: int
     path: tuple[str, ...]
     """Where the driver finds modules; empty where code is shipped instead."""
+    trials: str = TRAINED
+    """What runs a trial, as runners.trials takes it."""
 
 
 def job_to_text(job: Job) -> str:
@@ -68,7 +71,7 @@ class Bench:
             data = self._local(data)
             data.write_bytes(fetch())
         logs = Path(self._here.name, "logs")
-        self._engine = LocalEngine(jobs=1, data=data, folder=logs, threads=setting.threads)
+        self._engine = LocalEngine(jobs=1, data=data, folder=logs, threads=setting.threads, trials=setting.trials)
 
     def begin(self, job: Job) -> None:
         """Start a trial; the one before must have ended."""

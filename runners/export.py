@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runners.registry import register
 from runners.replay import replay
 from runners.store import Store
 from search_space.errors import UserError
@@ -82,6 +83,13 @@ def export(run: str, to: str, uri: str = "", data_path: str = "", *, recorded_bl
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def registered(folder: Path, uri: str = "") -> str:
+    """The name under which an exported folder now stands in its store's model registry; empty where there is none."""
+    store = Store(locate(uri))
+    found = store.client.get_run(json.loads((folder / CONFIG).read_text())["run"])
+    return register(store, found, folder)
 
 
 def _weights(store: Store, found: "Run", run: str, path: Path, uri: str, data_path: str, recorded_blocks: bool) -> str:

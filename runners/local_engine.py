@@ -17,6 +17,7 @@ from typing import Any
 from runners.deaths import Death, OutOfMemoryKills, reap, resident_bytes
 from runners.dispatch import dispatch
 from runners.engine import AbstractEngine, AbstractSource, Ended, EngineError, Event, Interrupts, Job, Progressed
+from runners.trials import TRAINED
 from runners.worker import decode_event, encode
 from search_space.records import Metric, Reading, Status, TrialResult, to_plain
 
@@ -53,11 +54,22 @@ class LocalEngine(AbstractEngine):
     """Up to `jobs` trials at a time. A trial that crashes, hangs or is killed ends alone; the others go on."""
 
     def __init__(
-        self, *, jobs: int, data: Path, folder: Path, threads: int = 1, environment: Mapping[str, str] | None = None
+        self,
+        *,
+        jobs: int,
+        data: Path,
+        folder: Path,
+        threads: int = 1,
+        environment: Mapping[str, str] | None = None,
+        trials: str = TRAINED,
     ) -> None:
-        """`data` is the file every worker loads once, `folder` holds their logs; `environment` is added to theirs."""
+        """`data` is the file every worker loads once, `folder` holds their logs; `environment` is added to theirs.
+
+        `trials` names what runs a trial, as runners.trials takes it.
+        """
         self.jobs = jobs
         self._data = data.absolute()
+        self._trials = trials
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), **(environment or {})}
@@ -134,7 +146,7 @@ class LocalEngine(AbstractEngine):
         worker = _Worker(process=process, channel=channel, log=log, since=now, deadline=now + START_SECONDS)
         self._workers.append(worker)
         self._selector.register(channel, selectors.EVENT_READ, worker)
-        self._write(worker, {"path": sys.path})
+        self._write(worker, {"path": sys.path, "trials": self._trials})
         return worker
 
     def _send_job(self, worker: _Worker) -> None:

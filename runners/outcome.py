@@ -29,4 +29,4 @@ class SearchOutcome:
     seconds: float
     """Wall clock of this session."""
     unshown: int = 0
-    """Ends that the tracking store does not show, because it could not be written."""
+    """Ends, of trials and of the search itself, that the tracking store does not show: it could not be written."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runners.showing import Shown
+from runners.store import StoreDown
 from search_space.records import Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Recorder:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
-        self._errors = (MlflowException, OSError, SQLAlchemyError)
+        self._errors = (MlflowException, OSError, SQLAlchemyError, StoreDown)
         self._tracker = tracker
         self._open_search = open_search
         self._warn = warn
@@ -73,14 +74,10 @@ class Recorder:
         """Id of the search's own run; empty while it could not be opened."""
 
     def open(self, *, needed: bool) -> None:
-        """Open the search's run; a store that fails is an error when `needed`, else it is tried again and again."""
-        try:
+        """Open the search's run: now when `needed`, and then a store that fails is an error; else in the background."""
+        if needed:
             self.parent = self._open_search()
             self._is_open = True
-        except self._errors as error:
-            if needed:
-                raise
-            self._down(error)
         self._thread = threading.Thread(target=self._work, daemon=True, name="recorder")
         self._thread.start()
 
@@ -125,7 +122,7 @@ class Recorder:
         return found
 
     def close(self, finish: Callable[[], None], *, hurried: bool = False) -> int:
-        """Show what is left, then `finish` the search's run; how many ends the store does not show."""
+        """Show what is left, then `finish` the search's run; how many ends the store does not show, its own too."""
         if self._thread is None:
             return 0
         with self._state:
@@ -139,9 +136,10 @@ class Recorder:
         if not self._thread.is_alive() and self._is_open:
             try:
                 finish()
+                return missing
             except self._errors as error:
                 self._down(error)
-        return missing
+        return missing + 1
 
     def _work(self) -> None:
         pause = LEAST_PAUSE
@@ -150,7 +148,8 @@ class Recorder:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-                if self._closing and (not (self._wanted or self._drops) or self._is_stuck()):
+                is_done = self._is_open and not (self._wanted or self._drops)
+                if self._closing and (is_done or self._is_stuck()):
                     return
                 wanted = list(self._wanted.values())
             try:

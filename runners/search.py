@@ -23,6 +23,7 @@ from runners.showing import Shown, search_trial
 from runners.study import Proposed, Study, study_folder
 from runners.sync import keep_for_sync
 from runners.tasks import task_from_plain
+from runners.trials import TRAINED
 from search_space.records import Metric, Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from runners.tracking import Tracker
     from search_space.experiment import Experiment
 
-_SECONDS = "assay.seconds"
+SECONDS = "assay.seconds"
+"""Under which a study notes how long its search has run in all."""
 _NOTE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """Time between two looks at what other drivers of the search have stored."""
@@ -48,12 +50,14 @@ def run_search(
     join: bool = False,
     retry: bool = False,
     progress: Progress | None = None,
+    trials: str = TRAINED,
 ) -> SearchOutcome:
     """Run the search to its end, or go on with it; Ctrl-C and SIGTERM end it cleanly within seconds.
 
     `jobs` overrides the experiment's, `data_path` names where the task's data lies, `address` a Ray cluster. With
-    `join` this driver works beside the one that leads the search, and leaves the finals to it. Raises UserError for
-    what the user can mend (StudyBusy, StudyMismatch among them), EngineError when no worker can start.
+    `join` this driver works beside the one that leads the search, and leaves the finals to it. `trials` names what
+    runs a trial, as runners.trials takes it. Raises UserError for what the user can mend (StudyBusy, StudyMismatch
+    among them), EngineError when no worker can start.
     """
     shown = Progress() if progress is None else progress
     began = time.monotonic()
@@ -76,7 +80,7 @@ def run_search(
         try:
             with (
                 Interrupts() as interrupts,
-                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder) as engine,
+                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder, trials=trials) as engine,
             ):
                 source.catch_up()
                 whole = engine.drive(source, interrupts)
@@ -134,7 +138,7 @@ class SearchSource(AbstractSource):
         self._next_look = 0.0
         self._active: dict[int, Shown] = {}
         self._began = self._noted = time.monotonic()
-        self._before = float(study.noted(_SECONDS, 0.0))
+        self._before = float(study.noted(SECONDS, 0.0))
         self._ended_here = 0
         self.deadline = self._began + self._experiment.max_hours * 3600 - self._before
         self.ended = ""
@@ -240,7 +244,7 @@ class SearchSource(AbstractSource):
     def note_down(self) -> None:
         """Store how long the search has run in all."""
         self._noted = time.monotonic()
-        self._study.note(_SECONDS, self._before + self._noted - self._began)
+        self._study.note(SECONDS, self._before + self._noted - self._began)
 
     def metrics(self) -> dict[str, float]:
         """What the parent run is closed with."""

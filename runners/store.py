@@ -52,6 +52,10 @@ class StoreError(UserError):
     """The tracking store cannot be reached, or does not hold what was asked for."""
 
 
+class StoreDown(StoreError):
+    """A server does not answer, for now."""
+
+
 def connect(place: Place) -> "MlflowClient":
     """A quiet client; a SQLite store is created where there is none, by one process at a time."""
     for name, value in QUIET.items():
@@ -75,7 +79,8 @@ def connect(place: Place) -> "MlflowClient":
                 _log_ahead(client)
     except (MlflowException, OSError, sqlite3.Error, SQLAlchemyError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise StoreError(
+        kind = StoreDown if place.database is None else StoreError
+        raise kind(
             f"tracking store {place.uri}: cannot be opened ({lines[0]}); check the address and the rights to it"
         ) from error
     return client
@@ -119,7 +124,7 @@ def _knock(uri: str) -> None:
     except urllib.error.HTTPError:
         return
     except OSError as error:
-        raise StoreError(
+        raise StoreDown(
             f"tracking server {uri}: does not answer ({error}); start it, or correct --tracking-uri "
             "or MLFLOW_TRACKING_URI"
         ) from error

@@ -48,13 +48,22 @@ _TABLE_VIEW = "custom_model_development"
 class Tracker:
     """Writes one search at a time; only the driver holds one."""
 
-    def __init__(self, uri: str = "", artifact_root: str = "") -> None:
-        """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie."""
+    def __init__(self, uri: str = "", artifact_root: str = "", *, waits: bool = False) -> None:
+        """`uri` as search_space.places.locate takes it; `artifact_root` overrides where a database's artifacts lie.
+
+        StoreDown when a server does not answer; with `waits` it is asked only when a search is opened, each time.
+        """
         self.place = locate(uri, artifacts=artifact_root)
-        self.client = connect(self.place)
-        rehome(self.place)
+        self._is_connected = False
+        if not waits:
+            self._connect()
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
+
+    def _connect(self) -> None:
+        self.client = connect(self.place)
+        rehome(self.place)
+        self._is_connected = True
 
     def start_search(
         self,
@@ -67,6 +76,8 @@ class Tracker:
         joined: bool = False,
     ) -> str:
         """The id of the search's parent run, created or taken up again; `joined` when another driver leads."""
+        if not self._is_connected:
+            self._connect()
         self._name, self._environment = file_name(experiment.name), environment
         self._dataset = rows.dataset(experiment.task, data)
         self._experiment = self._experiment_id(experiment.name)
@@ -211,6 +222,11 @@ class Tracker:
         if run is not None:
             ArtifactWriter(self.client, self.place, run).remove(Artifact.MODEL)
             write(lambda: self.client.set_tag(run.info.run_id, Tag.WEIGHTS, why))
+
+    def tag_search(self, tags: Mapping[str, str]) -> None:
+        """Put tags on the search's own run."""
+        for name, value in tags.items():
+            write(lambda name=name, value=value: self.client.set_tag(self._parent.run_id, name, rows.cut_tag(value)))  # type: ignore[misc]
 
     def flush(self) -> None:
         """Send everything queued; each run is tried although another one fails, whose error is then raised."""

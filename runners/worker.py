@@ -11,11 +11,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from search_space.records import Reading, result_from_plain, spec_from_plain, to_plain
+from runners.trials import RunJob, named
+from search_space.records import Reading, result_from_plain, to_plain
 
 __all__ = ["decode_event", "die_with", "encode", "main"]
 
@@ -50,8 +50,9 @@ def main(descriptor: int) -> None:
     def send(message: dict[str, Any]) -> None:
         channel.sendall(encode(message))
 
-    sys.path.extend(path for path in commands.get()["path"] if path not in sys.path)
-    _serve(commands, send)
+    first = commands.get()
+    sys.path.extend(path for path in first["path"] if path not in sys.path)
+    _serve(named(first["trials"]), commands, send)
 
 
 def die_with(parent: int) -> None:
@@ -70,35 +71,14 @@ def _listen(channel: socket.socket, commands: "SimpleQueue[dict[str, Any]]") -> 
     os._exit(0)
 
 
-def _serve(commands: "SimpleQueue[dict[str, Any]]", send: Callable[[dict[str, Any]], None]) -> None:
-    import torch
+def _serve(run_job: RunJob, commands: "SimpleQueue[dict[str, Any]]", send: Callable[[dict[str, Any]], None]) -> None:
+    def report(reading: Reading) -> bool:
+        send({"reading": to_plain(reading)})
+        return bool(commands.get()["go_on"])
 
-    from runners.checkpoints import Checkpointing
-    from runners.tasks.data import TaskData
-    from runners.train import run_trial
-
-    data: dict[str, TaskData] = {}
-    send({"ready": torch.__version__})
+    send({"ready": True})
     while True:
-        job = commands.get()
-        if job["data"] not in data:
-            data = {job["data"]: TaskData.load(Path(job["data"]))}
-
-        def report(reading: Reading) -> bool:
-            send({"reading": to_plain(reading)})
-            return bool(commands.get()["go_on"])
-
-        kept = job["checkpoint"]
-        result = run_trial(
-            spec_from_plain(job["spec"]),
-            data[job["data"]],
-            report,
-            weights=Path(job["weights"]) if job["weights"] else None,
-            test=job["test"],
-            checkpoint=Checkpointing(**{**kept, "folder": Path(kept["folder"])}) if kept else None,
-            micro_batch_tokens=job["micro_batch_tokens"],
-        )
-        send({"result": to_plain(result)})
+        send({"result": to_plain(run_job(commands.get(), report))})
 
 
 if __name__ == "__main__":

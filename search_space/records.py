@@ -182,6 +182,8 @@ class Metric:
     TOKENS = "tokens"
     MICRO_BATCH_TOKENS = "micro_batch_tokens"
     """Tokens of a micro-batch, on a trial that ran out of memory with those of its budget and was run with fewer."""
+    BEST_SO_FAR = "search/best_loss"
+    """On the parent: lowest final loss of the finished trials; the step is how many have finished."""
     BASELINE_BIGRAM = "baseline/bigram_loss"
     """On the parent: loss of the task's bigram model on the validation split."""
 
@@ -264,6 +266,8 @@ class Artifact:
     CURVES = "curves"
     """Folder on the parent: Parquet shards of all readings."""
     REPORT = "report"
+    EXPORT = "export"
+    """Folder on a trial that was exported: the model as `assay export` wrote it."""
     SPEC = "spec.json"
     RESULT = "result.json"
     DIAGNOSTICS = "diagnostics.json"

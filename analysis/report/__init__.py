@@ -12,7 +12,7 @@ from analysis.frame import ENDED_BADLY, Search
 from analysis.load import load_search
 from analysis.report.document import markdown_page
 from analysis.report.page import html_page
-from analysis.report.sections import Findings, document
+from analysis.report.sections import FIRST, Findings, document
 from analysis.verdicts import Contrast, contrasts
 from search_space.records import Metric
 
@@ -31,6 +31,12 @@ def write_report(uri: str, name: str, out: Path) -> Path:
     page = out / "report.html"
     page.write_text(html_page(told), encoding="utf-8")
     return page
+
+
+def first_answers(page: Path) -> str:
+    """What the report says first, as Markdown: what won, by how much, whether that is sure, its cost, its replay."""
+    written = page.with_suffix(".md").read_text(encoding="utf-8")
+    return written.partition(f"## {FIRST}\n")[2].partition("\n## ")[0].strip()
 
 
 def _pictures(

@@ -1,23 +1,18 @@
 """What a report says, section by section; the same for Markdown and the page."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from analysis import costs, landscape, text
-from analysis.compare import number_text
 from analysis.diagnostics import Looked, diagnostics_lines
 from analysis.effects import Effects
 from analysis.frame import ENDED_BADLY, Search
 from analysis.leaderboard import common_text, leaderboard
-from analysis.report import charts
+from analysis.report import charts, estimates
+from analysis.report.board import MOST_ROWS, board
 from analysis.report.document import (
     Block,
-    Board,
-    Cell,
     Command,
     Document,
     Picture,
@@ -30,10 +25,10 @@ from analysis.report.document import (
 from analysis.report.headline import answers, place_option
 from analysis.tables import quantity
 from analysis.verdicts import Contrast
-from search_space.records import Artifact, Metric, Status, Tag
+from search_space.records import Artifact, Metric, Tag
 
-_TOP = 15
-_MOST_ROWS = 500
+FIRST = "In short"
+"""The first section."""
 _LONG = 160
 _FEW = 12
 _TELLING = ("torch", "numpy", "optuna", "mlflow", "triton", "flash-attn")
@@ -63,7 +58,7 @@ def document(found: Findings) -> Document:
         title=search.name,
         lead=[words for words in said if words],
         sections=[
-            Section(title="In short", blocks=[answers(search, found.contrasts)], short="In short"),
+            Section(title=FIRST, blocks=[answers(search, found.contrasts)], short=FIRST),
             Section(title="Verdicts", blocks=_verdicts(found), short="Verdicts"),
             Section(title="Leaderboard", blocks=_leaderboard(found), short="Leaderboard"),
             Section(title="Learning curves", blocks=_curves(found), short="Curves"),
@@ -102,7 +97,7 @@ def _verdicts(found: Findings) -> list[Block]:
     if not contrasts:
         return [Words(text=text.verdicts_text(search))]
     title, *lines = text.verdict_lines(search, contrasts)
-    split = "test" if all(contrast.metric == Metric.TEST_LOSS for contrast in contrasts) else "validation"
+    split = "test" if all(contrast.split == "test" for contrast in contrasts) else "validation"
     pairs = ", ".join(f"{contrast.name} n={contrast.verdict.n}" for contrast in contrasts)
     level = 1 - sum(contrast.verdict.alpha for contrast in contrasts)
     note = (
@@ -110,7 +105,7 @@ def _verdicts(found: Findings) -> list[Block]:
         f"together at {level:.0%}. Pairs: {pairs}. Left of 0 the first named is better."
     )
     axis = f"paired difference of {split} loss ({search.unit})"
-    chart = charts.finals_chart(search, contrasts, axis) if "finals.png" in found.files else {}
+    chart = estimates.finals_chart(search, contrasts, axis) if "finals.png" in found.files else {}
     return [
         Words(text=title),
         Points(items=[line.strip() for line in lines]),
@@ -120,69 +115,13 @@ def _verdicts(found: Findings) -> list[Block]:
 
 def _leaderboard(found: Findings) -> list[Block]:
     search = found.search
-    header, rows = text.leaderboard_rows(search, _TOP)
-    replays = [[*row, f"`assay replay {row[1]}`"] for row in rows]
-    note = _shown(search, len(rows))
-    brief = Table(header=[*header, "replay"], rows=replays, name="Leaderboard", note=note)
     chart_note = f"Final validation losses of the best trials ({search.unit}). {charts.seed_note(search)}"
     return [
         Words(text=text.bigram_text(search)),
         Words(text=text.lead_text(search)),
-        Board(brief=brief, whole=_whole_board(search)),
+        board(search),
         *found.picture("leaderboard.png", "Leaderboard", chart_note, {}),
     ]
-
-
-def _shown(search: Search, rows: int) -> str:
-    """Which trials a table shows, in which order, and how far apart seeds lie."""
-    total = len(search.trials)
-    which = f"{rows} of {total} trials are shown; `assay runs {search.name}` lists all." if rows < total else ""
-    order = "Trials that finished stand by loss, then the others by how far they came."
-    return " ".join(filter(None, [which, order, charts.seed_note(search).replace("bars: ", "")]))
-
-
-def _whole_board(search: Search) -> Table:
-    board = leaderboard(search).head(_MOST_ROWS)
-    has_baseline = search.baseline is not None
-    costs_ = {
-        name: words
-        for name, words in (
-            (Metric.PARAMS, "parameters"),
-            (Metric.FLOPS, "FLOPs/token"),
-            (Metric.TOKENS_PER_SECOND, "tokens/s"),
-            (Metric.SECONDS, "seconds"),
-        )
-        if name in board
-    }
-    header = ["#", "run", f"loss ({search.unit})", *(["to baseline"] if has_baseline else []), "status", "tokens"]
-    rows: list[list[Cell]] = []
-    for place, (_, row) in enumerate(board.iterrows(), 1):
-        done = row["status"] == Status.OK
-        rows.append(
-            [
-                (str(place) if done else "", float(place)),
-                str(row["run"]),
-                _cell(row["loss"], f"{row['loss']:.4f}"),
-                *([_against(row)] if has_baseline else []),
-                str(row["status"]).replace("_", " "),
-                _cell(row["tokens"], quantity(row["tokens"])),
-                *(_cell(row[name], quantity(row[name])) for name in costs_),
-                str(row["what"]),
-                f"`assay replay {row['run']}`",
-            ]
-        )
-    marked = frozenset(place for place, value in enumerate(board["is_baseline"]) if value)
-    header = [*header, *costs_.values(), "what", "replay"]
-    name = f"Leaderboard of {search.name}"
-    return Table(header=header, rows=rows, sorts=True, marked=marked, name=name, note=_shown(search, len(rows)))
-
-
-def _against(row: "pd.Series[Any]") -> Cell:
-    return _cell(row["difference"], "baseline" if row["is_baseline"] else number_text(row["difference"]))
-
-
-def _cell(value: float, words: str) -> Cell:
-    return ("", math.nan) if math.isnan(value) else (words, float(value))
 
 
 def _curves(found: Findings) -> list[Block]:
@@ -209,7 +148,7 @@ def _effects(found: Findings) -> list[Block]:
         "Options that fewer than three trials took are in the table only."
     )
     about = f"Each difference is adjusted for as many of these as the trials bear: {', '.join(adjusted)}."
-    chart = charts.effects_chart(effects) if "effects.png" in found.files else {}
+    chart = estimates.effects_chart(effects) if "effects.png" in found.files else {}
     return [
         Words(text=f"{text.effects_title(effects)}."),
         *found.picture("effects.png", "Effects with intervals", note, chart),
@@ -265,8 +204,8 @@ def _inside(found: Findings) -> list[Section]:
 
 def _endings(found: Findings) -> list[Block]:
     search = found.search
-    board = leaderboard(search)
-    bad = board[board["status"].isin(ENDED_BADLY)].head(_MOST_ROWS)
+    order = leaderboard(search)
+    bad = order[order["status"].isin(ENDED_BADLY)].head(MOST_ROWS)
     rows = [
         [str(row["run"]), str(row["status"]).replace("_", " "), _short(row["reason"]), str(row["what"])]
         for _, row in bad.iterrows()
@@ -274,10 +213,10 @@ def _endings(found: Findings) -> list[Block]:
     lines = [line.strip() for line in text.failure_lines(search, found.effects)]
     blocks: list[Block] = [Points(items=lines)]
     note = f"n={len(search.trials)} trials; bars: 95 % intervals of the shares."
-    blocks.append(Picture(title="How the trials ended", note=note, chart=charts.endings_chart(search)))
+    blocks.append(Picture(title="How the trials ended", note=note, chart=estimates.endings_chart(search)))
     if rows:
         table = Table(header=["run", "status", "reason", "what"], rows=rows, name="Trials that ended badly")
-        by_option = charts.failures_chart(search)
+        by_option = estimates.failures_chart(search)
         title = "Where trials ended badly"
         blocks += [Picture(title=title, note=note, chart=by_option)] if by_option else []
         note = f"n={len(search.trials)} trials by how they ended."

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 from runners.commands.reading import read_experiment
+from runners.publishing import publish
 from runners.search import SearchOutcome, run_search
+from runners.store import Store, StoreError
 from runners.tracking import Tracker
+from search_space.errors import UserError
 from search_space.experiment import Experiment
 from search_space.places import locate, study_uri
 from search_space.records import Status
@@ -23,17 +26,20 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = read_experiment(arguments, tuple(overrides))
     place = locate(arguments.tracking_uri)
     print(_opening(experiment, arguments.jobs), file=sys.stderr)
-    tracker = Tracker(arguments.tracking_uri)
+    tracker = Tracker(arguments.tracking_uri, waits=True)
+    study = arguments.study or study_uri(place, experiment.name)
     outcome = run_search(
         experiment,
         tracker=tracker,
-        study_uri=arguments.study or study_uri(place, experiment.name),
+        study_uri=study,
         jobs=arguments.jobs,
         data_path=arguments.data,
         address=arguments.address,
         extend=arguments.extend,
         join=arguments.join,
     )
+    if experiment.final.contest.top and not (outcome.interrupted or outcome.unshown or arguments.join):
+        _contest(experiment, tracker, study, arguments)
     _close(outcome, tracker, arguments)
     return 0 if outcome.counts.get(Status.OK, 0) and not outcome.interrupted else 1
 
@@ -46,11 +52,27 @@ def _opening(experiment: Experiment, jobs: int) -> str:
     )
 
 
+def _contest(experiment: Experiment, tracker: Tracker, study: str, arguments: argparse.Namespace) -> None:
+    """The finals of the best candidates, where there are any."""
+    from runners.commands.finals import after_search, told
+
+    try:
+        told(after_search(experiment, tracker, study, arguments), "the same command")
+    except UserError as error:
+        print(f"no finals of the best candidates: {error}", file=sys.stderr)
+
+
 def _close(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Namespace) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in outcome.counts.items() if count)
     print(f"\n{outcome.name}: {counts or 'no trial'} in {outcome.seconds:.0f} s; {outcome.ended}")
     if outcome.interrupted:
         print(f"interrupted by {outcome.interrupted}: the same command goes on; {outcome.running} trial(s) run again")
+    if outcome.unshown:
+        print(
+            f"the tracking store could not be written: {outcome.unshown} ends are in the study alone; the same command "
+            f"shows them, and so does: assay sync {outcome.name}"
+        )
+        return
     if not outcome.counts.get(Status.OK, 0):
         print(f"no trial came to a result: assay runs {outcome.name} tells why")
         return
@@ -72,8 +94,11 @@ def _verdicts(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Name
 
 
 def _report(name: str, tracker: Tracker) -> Path:
-    from analysis.report import write_report
+    from analysis.report import first_answers, write_report
 
     page = write_report(tracker.place.uri, name, Path("reports") / name)
-    tracker.log_report(page.parent)
+    try:
+        publish(Store(tracker.place), name, page.parent, first_answers(page))
+    except StoreError as error:
+        print(error, file=sys.stderr)
     return page

@@ -13,7 +13,9 @@ import pytest
 from mlflow.entities import Run
 from tracked import free_port, result, searched, store_uri
 
+from analysis.report import first_answers, write_report
 from runners.dashboard import DashboardError, serve, start, stop, table_url
+from runners.publishing import publish
 from runners.store import Store, StoreError
 from runners.tracking import Tracker
 from search_space.places import locate
@@ -50,11 +52,11 @@ def browser_page() -> Iterator[Any]:
             browser.close()
 
 
-def filled(folder: Path) -> tuple[str, Run, list[Run]]:
-    """A store with one search of three trials: its URI, the parent, the children."""
+def filled(folder: Path, trials: int = 3) -> tuple[str, Run, list[Run]]:
+    """A store with one search: its URI, the parent, the children."""
     uri, search, tracker = store_uri(folder), searched(), Tracker(store_uri(folder))
     search.start(tracker)
-    for number in range(3):
+    for number in range(trials):
         tracker.finish_trial(search.start_trial(tracker, number), result(count=3 + number))
     tracker.finish_search("FINISHED", {"best_loss": 2.6})
     store = Store(locate(uri))
@@ -64,7 +66,7 @@ def filled(folder: Path) -> tuple[str, Run, list[Run]]:
 @pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_finds_the_search_its_trials_and_the_columns_to_compare_them_by(tmp_path: Path) -> None:
-    uri, parent, children = filled(tmp_path)
+    uri, parent, _ = filled(tmp_path)
     port = free_port()
     server = start(locate(uri), port)
     address = f"http://127.0.0.1:{port}"
@@ -81,18 +83,51 @@ def test_a_browser_finds_the_search_its_trials_and_the_columns_to_compare_them_b
             names = [text for text in page.locator("[role=gridcell] a").all_inner_texts() if text.endswith("tiny")]
             assert names == ["002 tiny", "001 tiny", "000 tiny", "tiny"]
             page.screenshot(path=str(artifacts / "dashboard-runs.png"))
-
-            runs = json.dumps([run.info.run_id for run in children])
-            page.goto(f'{address}/#/compare-runs?runs={runs}&experiments=["{parent.info.experiment_id}"]')
-            page.get_by_text("Comparing 3 Runs from 1 Experiment").wait_for()
-            page.get_by_text("model.mixer.kind").last.wait_for()
-            page.screenshot(path=str(artifacts / "dashboard-compare.png"))
-
-            page.goto(f"{address}/#/experiments/{parent.info.experiment_id}/runs/{children[0].info.run_id}")
-            page.get_by_text("assay replay tiny/0").first.wait_for()
-            page.screenshot(path=str(artifacts / "dashboard-trial.png"))
     finally:
         stop(server)
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_browser_walks_from_the_search_to_five_trials_its_report_and_a_curve(tmp_path: Path) -> None:
+    uri, parent, children = filled(tmp_path, trials=5)
+    page_file = write_report(uri, "tiny", tmp_path / "report")
+    publish(Store(locate(uri)), "tiny", page_file.parent, first_answers(page_file))
+    port = free_port()
+    server = start(locate(uri), port)
+    of = f"http://127.0.0.1:{port}/#/experiments/{parent.info.experiment_id}"
+    asked: list[str] = []
+    try:
+        with browser_page() as page:
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{of}/runs/{parent.info.run_id}")
+            page.get_by_text("What won?").first.wait_for()
+            page.get_by_text("search/best_loss").first.wait_for()
+            page.get_by_role("link", name="004 tiny").first.wait_for()
+
+            page.get_by_role("tab", name="Model metrics").click()
+            page.locator(".plotly .scatterlayer path.point").first.wait_for()
+
+            page.goto(f"{of}/runs/{parent.info.run_id}/artifacts/report/report.html")
+            report = page.frame_locator("iframe")
+            report.get_by_role("heading", name="In short").wait_for()
+            report.locator("figure svg").first.wait_for()
+            report.get_by_text("assay replay tiny/best").first.wait_for()
+
+            runs = json.dumps([run.info.run_id for run in children])
+            experiments = json.dumps([parent.info.experiment_id])
+            page.goto(f"{of.partition('#')[0]}#/compare-runs?runs={runs}&experiments={experiments}")
+            page.get_by_text("Comparing 5 Runs from 1 Experiment").wait_for()
+            page.get_by_text("model.mixer.kind").last.wait_for()
+
+            page.goto(f"{of}/runs/{children[0].info.run_id}")
+            page.get_by_text("assay replay tiny/0").first.wait_for()
+            page.get_by_role("tab", name="Model metrics").click()
+            page.locator(".plotly .scatterlayer path.point").nth(2).wait_for()
+    finally:
+        stop(server)
+    own = (f"http://127.0.0.1:{port}", "blob:", "data:")
+    assert [url for url in asked if not url.startswith(own)] == []
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from tracked import searched, store_uri, train_search
 
 from runners.candidate import rebuild
-from runners.export import CONFIG, LOADER, ExportError, export
+from runners.export import CONFIG, LOADER, ExportError, export, registered
 from runners.store import Store
 from search_space.places import locate
 from search_space.records import Artifact, Metric
@@ -76,6 +77,24 @@ def test_kept_weights_load_in_a_fresh_process_and_score_the_same(trained: str, t
     assert validation_loss(folder) == run.data.metrics[Metric.LOSS]
     assert f"{run.data.metrics[Metric.LOSS]:.6g}" in (folder / "README.md").read_text()
     assert json.loads((folder / CONFIG).read_text())["run"] == run.info.run_id
+
+
+def test_an_export_is_one_version_in_the_registry_and_outlives_a_move(trained: str, tmp_path: Path) -> None:
+    folder = export("tiny/0", str(tmp_path / "model"), trained)
+    assert [registered(folder, trained) for _ in range(2)] == ["models:/tiny/1"] * 2
+    client = Store(locate(trained)).client
+    version = client.get_model_version_by_alias("tiny", "best")
+    assert (str(version.version), version.run_id) == ("1", json.loads((folder / CONFIG).read_text())["run"])
+    assert "assay replay tiny/0" in version.description
+    moved = tmp_path / "moved"
+    shutil.copytree(Path(trained.removeprefix("sqlite:///")).parent, moved)
+    store = Store(locate(f"sqlite:///{moved}/mlflow.db"))
+    source = store.client.get_model_version_download_uri("tiny", "1")
+    kept = store.artifact(store.find_run("tiny/0"), source.rpartition("/")[2])
+    assert kept is not None
+    assert kept.is_relative_to(moved)
+    assert {file.name for file in kept.iterdir()} == {Artifact.MODEL, CONFIG, LOADER, "README.md"}
+    assert (kept / Artifact.MODEL).read_bytes() == (folder / Artifact.MODEL).read_bytes()
 
 
 def test_weights_not_kept_are_trained_again_and_equal(trained: str, tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
-import os
 import shutil
 import sqlite3
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+from servers import postgres
 from tracked import check_written, children, free_port, result, searched, store_uri, write_search
 
 from runners.dashboard import start, stop
@@ -91,34 +88,6 @@ def test_the_environment_and_the_argument_choose_the_store(tmp_path: Path) -> No
     chosen = locate("sqlite:///a/b.db", environment=variable, folder=tmp_path)
     assert chosen.uri == f"sqlite:///{tmp_path}/a/b.db"
     assert (chosen.artifacts, chosen.studies) == (tmp_path / "a/artifacts", tmp_path / "a/studies")
-
-
-@contextmanager
-def postgres() -> Iterator[str]:
-    """A PostgreSQL server of our own on loopback; it refuses to run as root."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    found = shutil.which("initdb") or (str(binaries[-1]) if binaries else None)
-    if found is None:
-        pytest.skip("needs PostgreSQL's initdb; on Debian: apt-get install postgresql")
-    # Not under tmp_path: the account that runs the server may not enter pytest's folders.
-    folder, port = Path(tempfile.mkdtemp(prefix="assay-postgres-")), free_port()
-    prefix = []
-    if os.geteuid() == 0:
-        prefix = ["runuser", "-u", "postgres", "--"]
-        shutil.chown(folder, "postgres")
-
-    def run(command: str, *arguments: str) -> None:
-        whole = [*prefix, str(Path(found).parent / command), "-D", str(folder / "data"), *arguments]
-        subprocess.run(whole, check=True, stdout=subprocess.DEVNULL, cwd=folder)
-
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
-    try:
-        run("initdb", "-A", "trust", "-U", "postgres")
-        run("pg_ctl", "-o", options, "-l", str(folder / "log"), "-w", "start")
-        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        run("pg_ctl", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
