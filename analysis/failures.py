@@ -94,6 +94,8 @@ def _together(
     ended: pd.DataFrame, bad: np.ndarray, found: Sequence[_Condition], alpha: float
 ) -> list[tuple[float, FailureRate]]:
     """The most telling pair of conditions of each pair of paths in which both matter."""
+    if not found:
+        return []
     inside = np.column_stack([one.inside for one in found]).astype(float)
     n = inside.T @ inside
     hits = inside.T @ (inside * bad[:, None])

@@ -101,6 +101,7 @@ def extrapolate(tokens: Sequence[float], losses: Sequence[float], at: int, *, al
 
     For each exponent the level and the drop are least squares under flat priors, so that the prediction is a Student
     distribution; the mixture over exponents, weighed by their marginal likelihood, is cut at alpha / 2 on each side.
+    The exponent counts as a third degree of freedom: else intervals from six readings held 86 % where 90 % was asked.
     The noise is taken to be the same at each reading.
     """
     t, y = np.asarray(tokens, dtype=float), np.asarray(losses, dtype=float)
@@ -113,7 +114,7 @@ def extrapolate(tokens: Sequence[float], losses: Sequence[float], at: int, *, al
         raise UserError(
             f"extrapolation: tokens={at:,} is not beyond the last reading at {int(t.max()):,}; ask for more"
         )
-    degrees = len(t) - 2
+    degrees = len(t) - 3
     weights, centres, scales = [], [], []
     for exponent in _EXPONENTS:
         first, last = t.min() ** -exponent, t.max() ** -exponent
@@ -123,7 +124,7 @@ def extrapolate(tokens: Sequence[float], losses: Sequence[float], at: int, *, al
         inverse = np.linalg.inv(design.T @ design)
         found = inverse @ design.T @ y
         squares = max(float(((y - design @ found) ** 2).sum()), 1e-18)
-        weights.append(0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * degrees * np.log(squares))
+        weights.append(0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * (len(t) - 2) * np.log(squares))
         centres.append(float(there @ found))
         scales.append(math.sqrt(squares / degrees * (1 + float(there @ inverse @ there))))
     shares = np.exp(np.array(weights) - special.logsumexp(weights))

@@ -1,18 +1,15 @@
 """A search as tables: one DataFrame row a child run, all learning curves, and what the parent run holds."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis import load
-from analysis.fastread import RunRow, StoreError
+from analysis.fastread import RunRow
 from search_space.domains import Domain, Scalar
-from search_space.records import Artifact, Metric, Stage, Status, Tag
+from search_space.records import Metric, Stage, Status, Tag
 from search_space.space import OneOf, Space, searched
 from search_space.stored import space_from_plain
 
@@ -22,18 +19,6 @@ TRAINED = (str(Status.OK), str(Status.PRUNED))
 """Statuses whose readings count as an outcome."""
 ENDED_BADLY = (str(Status.DIVERGED), str(Status.OUT_OF_MEMORY), str(Status.TIMED_OUT), str(Status.FAILED))
 """Statuses that count as a rate, never as a loss."""
-
-_TAGS = {
-    "candidate": Tag.CANDIDATE,
-    "same_as": Tag.SAME_AS,
-    "reason": Tag.REASON,
-    "warnings": Tag.WARNINGS,
-    "arch_id": Tag.ARCH,
-    "point_id": Tag.POINT,
-    "spec_id": Tag.SPEC,
-    "space_id": Tag.SPACE,
-    "first_nonfinite_step": Tag.FIRST_NONFINITE,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,28 +127,6 @@ class Search:
         return [path for path in paths if path in self.choices and self.trials[PARAM + path].nunique() > 1]
 
 
-def assemble(uri: str, name: str, rows: Sequence[RunRow]) -> Search:
-    """The search made of the rows of its experiment."""
-    parents = [row for row in rows if row.tags.get(Tag.KIND) == "search"]
-    children = [row for row in rows if row.is_trial]
-    if not parents:
-        raise StoreError(f"search {name!r}: the store {uri} holds no parent run for it; it was not written by a search")
-    if not children:
-        raise StoreError(f"search {name!r}: has no trial yet; wait for the first, or start it: assay search FILE")
-    parent = parents[-1]
-    return Search(
-        uri=uri,
-        name=name,
-        frame=_frame(children),
-        curves=_curves(uri, parent, children),
-        parent=Parent(
-            run=parent,
-            experiment=_json(load.artifact(uri, parent, Artifact.EXPERIMENT_PLAIN)),
-            environment=_json(load.artifact(uri, parent, Artifact.ENVIRONMENT)),
-        ),
-    )
-
-
 def typed(text: str) -> Scalar:
     """The scalar that a parameter's text stands for."""
     if text in ("True", "False"):
@@ -174,6 +137,31 @@ def typed(text: str) -> Scalar:
         except ValueError:
             continue
     return text
+
+
+def typed_column(texts: Sequence[str | None]) -> list[Scalar | None]:
+    """The scalars that the texts of one parameter stand for, None where there is none."""
+    known: dict[str | None, Scalar | None] = {text: typed(text) for text in set(texts) if text is not None}
+    return [known.get(text) for text in texts]
+
+
+def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its parameters as texts, which a column of one type can hold."""
+    mixed = {column: [None if _absent(v) else str(v) for v in frame[column]] for column in _params(frame)}
+    return frame.assign(**mixed)
+
+
+def retyped(frame: pd.DataFrame) -> pd.DataFrame:
+    """The inverse of as_texts."""
+    texts = frame[_params(frame)].astype(object)
+    columns = {column: typed_column([None if _absent(v) else v for v in texts[column]]) for column in texts}
+    return pd.concat(
+        [frame.drop(columns=list(columns)), pd.DataFrame(columns, dtype=object, index=frame.index)], axis=1
+    )
+
+
+def _params(frame: pd.DataFrame) -> list[str]:
+    return [str(column) for column in frame if str(column).startswith(PARAM)]
 
 
 def short_path(path: str) -> str:
@@ -236,68 +224,3 @@ def _families(space: Space, prefix: str = "") -> Iterator[tuple[str, OneOf]]:
 
 def _absent(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
-
-
-def _frame(children: Sequence[RunRow]) -> pd.DataFrame:
-    records: list[dict[str, Any]] = []
-    for row in children:
-        record: dict[str, Any] = {
-            "number": row.number,
-            "run_id": row.run_id,
-            "name": row.name,
-            "stage": row.stage,
-            "generation": row.generation,
-            "status": row.status,
-            "replica": int(row.tags.get(Tag.REPLICA, "0")),
-            "is_baseline": row.tags.get(Tag.BASELINE, "").lower() == "true",
-            "start": row.start,
-            "end": row.end,
-        }
-        record.update({column: row.tags.get(tag, "") for column, tag in _TAGS.items()})
-        records.append(record)
-    frame = pd.DataFrame(records)
-    metrics = sorted({key for row in children for key in row.metrics} | {Metric.LOSS, Metric.TOKENS, Metric.PARAMS})
-    paths = list(dict.fromkeys(key for row in children for key in row.params))
-    numbers = pd.DataFrame(
-        [[row.metrics.get(key) for key in metrics] for row in children], columns=metrics, dtype=float
-    )
-    typed_params = [[typed(row.params[path]) if path in row.params else None for path in paths] for row in children]
-    params = pd.DataFrame(typed_params, columns=[PARAM + path for path in paths], dtype=object)
-    return pd.concat([frame, numbers, params], axis=1)
-
-
-def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFrame:
-    """All readings: from the parent's shards, and from metric histories for runs the shards lack."""
-    columns = ["run_id", "tokens", "loss", "train_loss", "seconds"]
-    folder = load.artifact(uri, parent, Artifact.CURVES)
-    shards = sorted(folder.glob("*.parquet")) if folder is not None else []
-    tables = [pd.read_parquet(shard).rename(columns={"run": "run_id"})[columns] for shard in shards]
-    held = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-    seen = held.groupby("run_id")["tokens"].max().to_dict()
-    lacking = [
-        row
-        for row in children
-        if Metric.VALIDATION_CURVE in row.metrics and seen.get(row.run_id, 0) < row.metrics.get(Metric.TOKENS, 1)
-    ]
-    parts = [held[~held["run_id"].isin([row.run_id for row in lacking])], _from_histories(uri, lacking)]
-    curves = pd.concat([part for part in parts if len(part)] or [held], ignore_index=True)
-    curves = curves.drop_duplicates(["run_id", "tokens"], keep="last")
-    heads = pd.DataFrame([{"run_id": row.run_id, "number": row.number, "stage": row.stage} for row in children])
-    curves = heads.merge(curves, on="run_id").astype({"tokens": "int64", "loss": float, "train_loss": float})
-    return curves.sort_values(["stage", "number", "tokens"]).reset_index(drop=True)
-
-
-def _from_histories(uri: str, rows: Sequence[RunRow]) -> pd.DataFrame:
-    if not rows:
-        return pd.DataFrame()
-    names: Mapping[str, str] = {Metric.VALIDATION_CURVE: "loss", Metric.TRAIN_CURVE: "train_loss"}
-    points = pd.DataFrame(load.histories(uri, rows, list(names)), columns=["run_id", "key", "tokens", "value"])
-    wide = points.drop_duplicates(["run_id", "key", "tokens"], keep="last").pivot(
-        index=["run_id", "tokens"], columns="key", values="value"
-    )
-    wide = wide.rename(columns=dict(names)).reindex(columns=list(names.values())).reset_index()
-    return wide.assign(seconds=float("nan"))
-
-
-def _json(path: Path | None) -> dict[str, Any]:
-    return {} if path is None else dict(json.loads(path.read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
 """The only reader of the tracking store: searches, their runs as plain rows, artifacts, and one DataFrame row a trial.
 
-A SQLite store is read by analysis.fastread, any other by the tracking client; both give the same rows. The client and
-pandas are imported where they are needed, so that a listing answers at once.
+A SQLite store is read by analysis.fastread, a server by analysis.webread, any other by the tracking client; all give
+the same rows. The client and pandas are imported where they are needed, so that a listing answers at once.
 """
 
 import atexit
@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from analysis import fastread
+from analysis import fastread, webread
 from analysis.fastread import RunRow, StoreError
 from search_space.places import database_file, driver_uri, locate, present_path
 from search_space.records import Metric, Stage, Status, Tag
 from search_space.space import unknown
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.frame import Search
 
 _PAGE = 10_000
@@ -95,11 +97,28 @@ def find_run(uri: str, text: str) -> RunRow:
     return held[which]
 
 
+def trials(name: str, tracking_uri: str = "") -> "pd.DataFrame":
+    """The search stage of a search: one row a trial, with every path, metric, id and status."""
+    return search(name, tracking_uri).trials
+
+
+def search(name: str, tracking_uri: str = "") -> "Search":
+    """A whole search from the store at the URI, else at MLFLOW_TRACKING_URI, else in mlruns/ of the working folder."""
+    return load_search(locate(tracking_uri).uri, name)
+
+
 def load_search(uri: str, name: str) -> "Search":
     """A whole search: one row per child run, the curves, and what the parent holds."""
-    from analysis.frame import assemble
+    from analysis import cache
+    from analysis.assembling import assemble
 
-    return assemble(uri, name, _runs(uri, [_experiment(uri, name)]))
+    experiment = _experiment(uri, name)
+    state = cache.state_of(uri, experiment)
+    held = cache.recall(uri, name, state)
+    if held is None:
+        held = assemble(uri, name, _runs(uri, [experiment]))
+        cache.keep(held, state)
+    return held
 
 
 def artifact(uri: str, row: RunRow, path: str) -> Path | None:
@@ -172,6 +191,9 @@ def _experiments(uri: str) -> dict[str, str]:
         if connection is not None:
             with closing(connection):
                 return fastread.experiments(connection)
+    if webread.speaks_to(uri):
+        _check_answers(uri)
+        return webread.experiments(uri)
     return client_experiments(uri)
 
 
@@ -182,6 +204,9 @@ def _runs(uri: str, experiment_ids: list[str]) -> list[RunRow]:
         if connection is not None:
             with closing(connection):
                 return fastread.runs(connection, experiment_ids)
+    if webread.speaks_to(uri):
+        _check_answers(uri)
+        return webread.runs(uri, experiment_ids, {key: name for name, key in webread.experiments(uri).items()})
     return client_runs(uri, experiment_ids)
 
 
@@ -192,7 +217,7 @@ def _by_prefix(uri: str, prefix: str) -> RunRow:
         with closing(connection):
             found = fastread.runs_by_prefix(connection, prefix)
     else:
-        rows = client_runs(uri, list(client_experiments(uri).values()))
+        rows = _runs(uri, list(_experiments(uri).values()))
         found = [row for row in rows if row.run_id.startswith(prefix)]
     if len(found) == 1 and prefix:
         return found[0]
@@ -243,17 +268,18 @@ def client_runs(uri: str, experiment_ids: Sequence[str]) -> list[RunRow]:
 def _client(uri: str) -> Any:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    place = urlsplit(uri)
-    if place.scheme in ("http", "https"):
-        _check_answers(uri, place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+    if urlsplit(uri).scheme in ("http", "https"):
+        _check_answers(uri)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(driver_uri(uri))
 
 
-def _check_answers(uri: str, host: str, port: int) -> None:
+def _check_answers(uri: str) -> None:
+    place = urlsplit(uri)
+    port = place.port or (443 if place.scheme == "https" else 80)
     try:
-        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((place.hostname or "", port), timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         raise StoreError(
             f"tracking store {uri}: nothing answers there ({error}); start the server, or name another --tracking-uri"

@@ -234,7 +234,7 @@ def finals_figure(search: Search, found: Sequence[Contrast]) -> Figure:
     axes.axvline(0, color="#000000", lw=0.9, zorder=1)
     axes.set_yticks(range(len(found)), labels)
     axes.set_ylim(len(found) - 0.5, -0.5)
-    split = "test" if all(contrast.metric == Metric.TEST_LOSS for contrast in found) else "validation"
+    split = "test" if all(contrast.split == "test" for contrast in found) else "validation"
     axes.set_xlabel(
         f"paired difference of {split} loss, first named minus second ({search.unit}); left of 0 the first is better"
     )

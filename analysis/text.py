@@ -132,7 +132,7 @@ def verdicts_text(search: Search) -> str:
 
 def verdict_lines(search: Search, found: Sequence[Contrast]) -> list[str]:
     """A title and one line a contrast."""
-    split = "test" if all(contrast.metric == Metric.TEST_LOSS for contrast in found) else "validation"
+    split = "test" if all(contrast.split == "test" for contrast in found) else "validation"
     alpha = sum(contrast.verdict.alpha for contrast in found)
     title = (
         f"Verdicts ({split} split, paired seeds; the chance that any of them is wrong is at most {100 * alpha:.3g} %):"

@@ -39,6 +39,9 @@ SEED_NOISE = 0.9
 SIZES = (50, 200, 400)
 LEAST = 2.5
 """Noise deviations from which an effect must be estimated well."""
+MOST = 8.0
+BANDS = (LEAST, 4.0, 6.0, np.inf)
+"""Sizes of effects that are told apart."""
 NEAR = 0.1
 
 
@@ -100,7 +103,7 @@ class Planted:
         return float(table[a, b] - table[a, d] - table[c, b] + table[c, d])
 
 
-def plant(rng: np.random.Generator, least: float = LEAST, most: float = 6.0) -> Planted:
+def plant(rng: np.random.Generator, least: float = LEAST, most: float = MOST) -> Planted:
     """Effects of four of six choices, of a variant and of a field below another one, and one interaction.
 
     Every difference between two options is either 0 or at least `least`, but that between the variants x and y.
@@ -184,6 +187,8 @@ class Tally:
 
     covered: dict[str, list[bool]] = field(default_factory=dict)
     near: dict[str, list[bool]] = field(default_factory=dict)
+    by_size: dict[str, list[bool]] = field(default_factory=dict)
+    """Whether an estimate was near, by the size of the effect."""
     found: dict[str, list[bool]] = field(default_factory=dict)
     false: dict[str, list[bool]] = field(default_factory=dict)
     """Whether any absent effect was claimed, a search each."""
@@ -194,7 +199,10 @@ class Tally:
         self.covered.setdefault(what, []).append(low <= truth <= high)
         low, high = contrast.interval(level)
         if abs(truth) >= LEAST:
-            self.near.setdefault(what, []).append(abs(contrast.estimate - truth) <= NEAR * abs(truth))
+            near = abs(contrast.estimate - truth) <= NEAR * abs(truth)
+            self.near.setdefault(what, []).append(near)
+            low_end = max(band for band in BANDS if band <= abs(truth))
+            self.by_size.setdefault(f"from {low_end:g}", []).append(near)
             self.found.setdefault(what, []).append(high < 0 if truth < 0 else low > 0)
         return truth == 0 and not low <= 0 <= high
 
@@ -235,7 +243,7 @@ def told(n: int, tally: Tally) -> str:
     covered = [one for entries in tally.covered.values() for one in entries]
     return (
         f"{n} trials: intervals cover {_share(covered)} ({_parts(tally.covered)}); "
-        f"within 10 % {_share(near)} ({_parts(tally.near)}); found {_parts(tally.found)}; "
+        f"within 10 % {_share(near)} ({_parts(tally.near)}; {_parts(dict(sorted(tally.by_size.items())))}); found {_parts(tally.found)}; "
         f"searches that claim an absent effect: {_parts(tally.false)}"
     )
 

@@ -68,8 +68,26 @@ def final_trial(entry: Entry, twin: Entry | None = None) -> Shown:
             Tag.CANDIDATE: f"{contrast}/{side}",
             Tag.REPLICA: str(replica),
             **({Tag.SAME_AS: str(twin.number)} if twin else {}),
+            **({Tag.UNTUNED: str(entry.marks["untuned"])} if "untuned" in entry.marks else {}),
             **attempts_tag(entry),
         },
+        weights=None,
+        started=entry.started,
+    )
+
+
+def sweep_trial(entry: Entry) -> Shown:
+    """A learning rate tried for a contestant of the finals."""
+    contrast, side, place = part_of(entry)
+    resolved = as_resolved(entry)
+    return Shown(
+        number=entry.number,
+        stage=Stage.SWEEP,
+        generation=entry.generation,
+        spec=entry.spec,
+        resolved=resolved,
+        name=f"sweep {contrast}/{side} rate x {2.0**place:g} {short_name(resolved)}",
+        tags={Tag.CANDIDATE: f"{contrast}/{side}", **attempts_tag(entry)},
         weights=None,
         started=entry.started,
     )

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.candidate import full_space
+from runners.contestants import NOTE, shown_terms
 from runners.environment import Environment
 from runners.generations import latest_generation, latest_whole, study_name
 from runners.ledger import Entry, Ledger, exists, open_storage
 from runners.locks import lock_study
-from runners.showing import Shown, final_trial, search_trial
+from runners.showing import Shown, final_trial, search_trial, sweep_trial
 from runners.store import Store, every_run
 from runners.study import study_folder
 from runners.tasks import TASKS
@@ -159,6 +160,7 @@ class _Sync:
     ) -> int:
         experiment, data = experiment_of(self._ledger, self._uri, self._name), self._data()
         self._tracker.start_search(experiment, experiment.space.id, data, self._environment(), self._uri)
+        self._tracker.tag_search(self._terms())
         without = 0
         for count, (shown, result) in enumerate(missing, start=1):
             weights = self._weights(shown) if result.status is Status.OK else None
@@ -184,12 +186,22 @@ class _Sync:
         for entry in self._ledger.entries():
             yield search_trial(entry, self._folder / "weights"), entry.result
         for generation in range(self._last + 1):
-            name = f"{study_name(self._name, generation)}/final"
+            name = f"{study_name(self._name, generation)}/{Stage.SWEEP}"
+            if exists(self._storage, name):
+                for entry in Ledger(self._storage, name, directions([Metric.LOSS])).entries():
+                    yield sweep_trial(entry), entry.result
+            name = f"{study_name(self._name, generation)}/{Stage.FINAL}"
             if exists(self._storage, name):
                 trained: dict[str, Entry] = {}
                 for entry in Ledger(self._storage, name, directions([Metric.LOSS])).entries():
                     yield final_trial(entry, trained.get(entry.spec.id)), entry.result
                     trained.setdefault(entry.spec.id, entry)
+
+    def _terms(self) -> Mapping[str, str]:
+        """The tag of the search's run that says on what terms its best candidates met the baseline."""
+        name = f"{study_name(self._name, self._last)}/{Stage.FINAL}"
+        noted = Ledger(self._storage, name, []).noted(NOTE, None) if exists(self._storage, name) else None
+        return {} if noted is None else {Tag.CONTEST: shown_terms(noted)}
 
     def _known(self) -> Mapping[str, Mapping[str, str]]:
         """Tags and run status of what the store shows, by key."""

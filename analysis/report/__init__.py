@@ -11,8 +11,9 @@ from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
 from analysis.load import load_search
 from analysis.report.document import markdown_page
+from analysis.report.findings import Findings
 from analysis.report.page import html_page
-from analysis.report.sections import FIRST, Findings, document
+from analysis.report.sections import FIRST, document
 from analysis.verdicts import Contrast, contrasts
 from search_space.records import Metric
 

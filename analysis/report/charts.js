@@ -32,7 +32,9 @@ const Charts = (() => {
     const across = log ? [least / 1.15, most * 1.15] : axis.zero ? [0, most * 1.02] : spread(least, most, Math.max(0.05, most === least ? 0.05 : 0));
     const x = (log ? logarithmic : linear)(...across, area.left, area.right, width < NARROW ? 5 : 9);
     const bars = spec.error && !spec.lines ? spec.error : 0;
-    const [bottom, top] = robust(ys, spec.levels.map((level) => level.y)), [low, high] = [bottom - bars, top + bars];
+    const ringed = (spec.fronts ? spec.fronts[state.x] : []).map((place) => spec.items[place]);
+    const marked = placed.filter((item) => item.m || ringed.includes(item)).map((item) => points(item).at(-1)[1]);
+    const [bottom, top] = robust(ys, [...spec.levels.map((level) => level.y), ...marked.filter((loss) => loss != null)]), [low, high] = [bottom - bars, top + bars];
     const y = linear(low, high, area.bottom, area.top, 6);
     axes(svg, area, x, y, axis.label, spec.y);
     const id = `clip${clips++}`;
@@ -79,8 +81,7 @@ const Charts = (() => {
         }
       }
     }
-    const front = spec.fronts ? spec.fronts[state.x] : [];
-    const ring = front.map((place) => spec.items[place]).filter((item) => placed.includes(item)).map((item) => [item.x[state.x], item.y]);
+    const ring = ringed.filter((item) => placed.includes(item)).map((item) => [item.x[state.x], item.y]);
     if (ring.length) paint(make("path", { d: path(ring), fill: "none", "stroke-width": 1.5, "stroke-dasharray": "2 3" }, inner), "--ink", "stroke");
     for (const point of ring) paint(make("circle", { cx: x.at(point[0]), cy: y.at(point[1]), r: 9, fill: "none", "stroke-width": 1.5 }, inner), "--ink", "stroke");
     const glow = paint(make("circle", { r: 8, fill: "none", "stroke-width": 2, visibility: "hidden" }, svg), "--ink", "stroke");

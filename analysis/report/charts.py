@@ -15,6 +15,7 @@ import pandas as pd
 from analysis import diagnostics, landscape
 from analysis.compare import interval_text
 from analysis.diagnostics import Looked
+from analysis.effects import Effects, Interaction
 from analysis.frame import ENDED_BADLY, Search, describe, short_path
 from analysis.leaderboard import leaderboard, seed_spread
 from analysis.pareto import front
@@ -135,6 +136,40 @@ def front_chart(search: Search) -> Chart:
         "error": _seed_width(search),
         "levels": [],
     }
+
+
+def interactions_chart(effects: Effects) -> Chart:
+    """What options are worth together beyond what each is worth alone, a map for each pair of choices."""
+    by_pair: dict[tuple[str, str], list[Interaction]] = {}
+    for row in effects.interactions:
+        by_pair.setdefault((row.path, row.other_path), []).append(row)
+    views = []
+    for (path, other), held in by_pair.items():
+        if all(row.claim == "too few" for row in held):
+            continue
+        lines = list(dict.fromkeys(f"{row.option} vs {row.reference}" for row in held))
+        columns = list(dict.fromkeys(f"{row.other_option} vs {row.other_reference}" for row in held))
+        empty = [[""] * len(columns) for _ in lines]
+        view: dict[str, Any] = {
+            "name": f"{short_path(path)} × {short_path(other)}",
+            "rows": lines,
+            "columns": columns,
+            "across": short_path(other),
+            "cells": [[None] * len(columns) for _ in lines],
+            "notes": [list(line) for line in empty],
+            "counts": [list(line) for line in empty],
+        }
+        for row in held:
+            k = lines.index(f"{row.option} vs {row.reference}")
+            j = columns.index(f"{row.other_option} vs {row.other_reference}")
+            told = row.claim != "too few"
+            view["cells"][k][j] = row.estimate if told else None
+            bounds = f"interval {interval_text(row.low, row.high)}, " if told else ""
+            view["notes"][k][j] = f"{bounds}n={row.n}, smallest of the four cells {row.fewest}: {row.claim}"
+            view["counts"][k][j] = f"n={row.n}" + (f" ±{(row.high - row.low) / 2:.2g}" if told else "")
+        views.append(view)
+    unit = f"interaction ({effects.unit}):"
+    return {"kind": "grid", "label": "Interactions", "pick": "choices", "unit": unit, "diverging": True, "views": views}
 
 
 def pairs_chart(search: Search) -> Chart:

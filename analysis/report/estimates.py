@@ -14,7 +14,7 @@ from analysis.verdicts import Contrast
 from search_space.records import Status
 
 MOST_ROWS = 60
-_MOST_OPTIONS = 30
+_MOST_OPTIONS = 15
 
 
 def finals_chart(search: Search, found: Sequence[Contrast], axis: str) -> Chart:

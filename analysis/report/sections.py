@@ -1,12 +1,10 @@
 """What a report says, section by section; the same for Markdown and the page."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from analysis import costs, landscape, text
-from analysis.diagnostics import Looked, diagnostics_lines
-from analysis.effects import Effects
+from analysis import costs, text
+from analysis.diagnostics import diagnostics_lines
 from analysis.frame import ENDED_BADLY, Search
 from analysis.leaderboard import common_text, leaderboard
 from analysis.report import charts, estimates
@@ -22,7 +20,9 @@ from analysis.report.document import (
     Words,
     clean,
 )
+from analysis.report.findings import Findings
 from analysis.report.headline import answers, place_option
+from analysis.report.worth import effects_blocks, landscape_sections
 from analysis.tables import quantity
 from analysis.verdicts import Contrast
 from search_space.records import Artifact, Metric, Tag
@@ -32,22 +32,6 @@ FIRST = "In short"
 _LONG = 160
 _FEW = 12
 _TELLING = ("torch", "numpy", "optuna", "mlflow", "triton", "flash-attn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What the analysis found, and the pictures that were drawn of it."""
-
-    search: Search
-    effects: Effects
-    contrasts: Sequence[Contrast]
-    looked: Sequence[Looked]
-    files: frozenset[str]
-    """Names of the PNG files beside the report."""
-
-    def picture(self, file: str, title: str, note: str, chart: Mapping[str, Any]) -> list[Block]:
-        """A figure, where its file was drawn."""
-        return [Picture(title=title, note=note, file=file, chart=chart)] if file in self.files else []
 
 
 def document(found: Findings) -> Document:
@@ -62,8 +46,8 @@ def document(found: Findings) -> Document:
             Section(title="Verdicts", blocks=_verdicts(found), short="Verdicts"),
             Section(title="Leaderboard", blocks=_leaderboard(found), short="Leaderboard"),
             Section(title="Learning curves", blocks=_curves(found), short="Curves"),
-            Section(title="What each choice was worth", blocks=_effects(found), short="Effects"),
-            *_landscape(found),
+            Section(title="What each choice was worth", blocks=effects_blocks(found), short="Effects"),
+            *landscape_sections(found),
             Section(title="Loss against cost", blocks=_front(found), short="Cost"),
             *_inside(found),
             Section(title="How the trials ended", blocks=_endings(found), short="Endings"),
@@ -97,14 +81,13 @@ def _verdicts(found: Findings) -> list[Block]:
     if not contrasts:
         return [Words(text=text.verdicts_text(search))]
     title, *lines = text.verdict_lines(search, contrasts)
-    split = "test" if all(contrast.split == "test" for contrast in contrasts) else "validation"
     pairs = ", ".join(f"{contrast.name} n={contrast.verdict.n}" for contrast in contrasts)
     level = 1 - sum(contrast.verdict.alpha for contrast in contrasts)
     note = (
         f"Dots: one pair of seeds; line: their mean; band: the interval, valid however often one looks; all bands hold "
         f"together at {level:.0%}. Pairs: {pairs}. Left of 0 the first named is better."
     )
-    axis = f"paired difference of {split} loss ({search.unit})"
+    axis = f"paired difference of loss ({search.unit})"
     chart = estimates.finals_chart(search, contrasts, axis) if "finals.png" in found.files else {}
     return [
         Words(text=title),
@@ -134,49 +117,6 @@ def _curves(found: Findings) -> list[Block]:
         f"it ended badly. What shoots up is cut off at the top. {charts.seed_note(search)}"
     )
     return found.picture("curves.png", "Validation loss against training tokens", note, chart)
-
-
-def _effects(found: Findings) -> list[Block]:
-    effects = found.effects
-    if not effects.rows:
-        return [Words(text="No choice was tried in two ways by trials that trained: there are no effects to tell.")]
-    adjusted = sorted({name for row in effects.rows for name in row.adjusted_for})
-    header, rows = text.effects_rows(effects)
-    note = (
-        f"n={effects.n} trials at {effects.tokens:,} tokens; intervals nominally at {1 - effects.alpha:.0%} for all of "
-        f"them together. {effects.warning[:1].upper() + effects.warning[1:] + '.' if effects.warning else ''} "
-        "Options that fewer than three trials took are in the table only."
-    )
-    about = f"Each difference is adjusted for as many of these as the trials bear: {', '.join(adjusted)}."
-    chart = estimates.effects_chart(effects) if "effects.png" in found.files else {}
-    return [
-        Words(text=f"{text.effects_title(effects)}."),
-        *found.picture("effects.png", "Effects with intervals", note, chart),
-        Table(header=header, rows=rows, name="Effects of every choice"),
-        *([Words(text=about)] if adjusted else []),
-    ]
-
-
-def _landscape(found: Findings) -> list[Section]:
-    search, sections = found.search, []
-    outcome, tokens = landscape.losses(search)
-    if "pairs.png" in found.files:
-        note = (
-            f"Mean validation loss at {tokens:,} tokens of the trials with both options, minus that of all "
-            f"({search.unit}); n={len(outcome)} trials. ±: 95 % interval of the mean, from two trials on. Not adjusted "
-            "for the other choices: the sampler chose the trials. Blue is better."
-        )
-        blocks = found.picture("pairs.png", "Two choices at a time", note, charts.pairs_chart(search))
-        sections.append(Section(title="How choices go together", blocks=blocks, short="Pairs"))
-    if "rates.png" in found.files:
-        note = (
-            f"n={len(outcome)} trials at {tokens:,} tokens, one seed each. Line and band: a parabola over the "
-            "logarithm of the rate with its pointwise 95 % interval, for variants of six trials and more. Crosses at "
-            "the top: trials that ended badly."
-        )
-        blocks = found.picture("rates.png", "By variant", note, charts.rates_chart(search))
-        sections.append(Section(title="Loss against the learning rate", blocks=blocks, short="Rates"))
-    return sections
 
 
 def _front(found: Findings) -> list[Block]:

@@ -55,6 +55,8 @@ def _wanted(store: Store, arguments: argparse.Namespace) -> tuple[str, list[Want
     tags = store.find_run(arguments.run).data.tags
     if tags[Tag.STAGE] == Stage.TRAIN:
         raise UserError(f"assay retry {arguments.run}: is a longer training; assay train with --resume goes on with it")
+    if tags[Tag.STAGE] == Stage.SWEEP:
+        raise UserError(f"assay retry {arguments.run}: a rate of a sweep that ended badly counts as a bad rate")
     return tags[Tag.SEARCH], [Wanted(stage=Stage(tags[Tag.STAGE]), number=int(tags[Tag.NUMBER]))]
 
 

@@ -1,5 +1,6 @@
 """Tests of analysis/load.py, analysis/fastread.py and analysis/frame.py."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import synthetic
 from conftest import store_uri
 from mlflow.tracking import MlflowClient
 
-from analysis import fastread, load
+from analysis import cache, fastread, load
 from analysis.fastread import StoreError
 from analysis.frame import PARAM, Search, typed
 from search_space.records import Artifact, Metric, Stage, Status, Tag
@@ -259,3 +260,71 @@ def test_ten_thousand_trials_are_read_in_seconds(empty_store: Path, tmp_path: Pa
     assert len(found.trials) == 10_000
     assert time.perf_counter() - start < 20
     assert MlflowClient(store_uri(root)).get_run(f"{9_999:032x}").data.metrics[Metric.LOSS] == 10_001
+
+
+def test_a_kept_search_equals_the_one_read_anew_and_a_change_is_seen(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(store, root)
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "FEWEST", 10)
+    for file in root.glob("mlflow.db*"):
+        os.utime(file, (1, 1))
+    fresh = load.load_search(store_uri(root), "quickstart")
+    (kept,) = (tmp_path / "cache" / "searches").iterdir()
+    assert {file.suffix for file in kept.iterdir()} == {".json", ".parquet"}
+    monkeypatch.setattr(load, "_runs", lambda *_: pytest.fail("read although it was kept"))
+    again = load.load_search(store_uri(root), "quickstart")
+    pd.testing.assert_frame_equal(again.frame, fresh.frame)
+    pd.testing.assert_frame_equal(again.curves, fresh.curves)
+    assert again.parent == fresh.parent
+    for column in again.frame:
+        assert [type(value) for value in again.frame[column]] == [type(value) for value in fresh.frame[column]]
+    monkeypatch.undo()
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    run = fresh.trials["run_id"].iloc[3]
+    MlflowClient(store_uri(root)).set_tag(run, Tag.REASON, "seen")
+    assert load.load_search(store_uri(root), "quickstart").trials["reason"].iloc[3] == "seen"
+
+
+def test_small_searches_and_stores_just_written_are_not_kept(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "mlruns"
+    shutil.copytree(store, root)
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    for file in root.glob("mlflow.db*"):
+        os.utime(file, (1, 1))
+    load.load_search(store_uri(root), "quickstart")
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(cache, "FEWEST", 10)
+    (root / "mlflow.db").touch()
+    load.load_search(store_uri(root), "quickstart")
+    assert not (tmp_path / "cache").exists()
+    os.utime(root / "mlflow.db", (1, 1))
+    monkeypatch.setenv("ASSAY_CACHE", "off")
+    load.load_search(store_uri(root), "quickstart")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_trials_are_one_typed_row_each_from_python(uri: str, search: Search) -> None:
+    pd.testing.assert_frame_equal(load.trials("quickstart", uri), search.trials)
+    assert load.search("quickstart", uri).parent == search.parent
+
+
+@pytest.mark.slow
+def test_a_large_search_loads_in_its_share_of_the_time(tmp_path: Path) -> None:
+    """1,500 of 10,000 trials in 15 % of their time, but for what every process spends before it reads."""
+    spec = importlib.util.spec_from_file_location("loading", Path(__file__).parents[2] / "benchmarks" / "loading.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loading = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loading)
+    share, start = 0.15, 4.0
+    uri = loading.write_store(tmp_path, 1_500, 20)
+    found = loading.measure(tmp_path, uri, server=True, report=False)
+    assert found["cold, SQLite"] < loading.COLD * share + start
+    assert found["warm, SQLite"] < loading.WARM * share + start
+    assert found["cold, server"] < loading.COLD * share + start
+    assert found["warm, server"] < loading.WARM * share + start

@@ -33,8 +33,9 @@ class Silent(Recorder):
         self._done.append(trial)
 
     def ended(self, stage: object) -> list[Shown]:
-        done, self._done = self._done, []
-        return done
+        found = [trial for trial in self._done if trial.stage == stage]
+        self._done = [trial for trial in self._done if trial.stage != stage]
+        return found
 
 
 def finals(study: Study) -> Finals:

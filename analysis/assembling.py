@@ -1,0 +1,112 @@
+"""Makes a search out of the rows of its experiment, the curves and what the parent run keeps."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import load
+from analysis.fastread import RunRow, StoreError
+from analysis.frame import PARAM, Parent, Search, typed_column
+from search_space.records import Artifact, Metric, Tag
+
+_TAGS = {
+    "candidate": Tag.CANDIDATE,
+    "same_as": Tag.SAME_AS,
+    "reason": Tag.REASON,
+    "warnings": Tag.WARNINGS,
+    "arch_id": Tag.ARCH,
+    "point_id": Tag.POINT,
+    "spec_id": Tag.SPEC,
+    "space_id": Tag.SPACE,
+    "first_nonfinite_step": Tag.FIRST_NONFINITE,
+}
+
+
+def assemble(uri: str, name: str, rows: Sequence[RunRow]) -> Search:
+    """The search made of the rows of its experiment."""
+    parents = [row for row in rows if row.tags.get(Tag.KIND) == "search"]
+    children = [row for row in rows if row.is_trial]
+    if not parents:
+        raise StoreError(f"search {name!r}: the store {uri} holds no parent run for it; it was not written by a search")
+    if not children:
+        raise StoreError(f"search {name!r}: has no trial yet; wait for the first, or start it: assay search FILE")
+    parent = parents[-1]
+    return Search(
+        uri=uri,
+        name=name,
+        frame=_frame(children),
+        curves=_curves(uri, parent, children),
+        parent=Parent(
+            run=parent,
+            experiment=_json(load.artifact(uri, parent, Artifact.EXPERIMENT_PLAIN)),
+            environment=_json(load.artifact(uri, parent, Artifact.ENVIRONMENT)),
+        ),
+    )
+
+
+def _frame(children: Sequence[RunRow]) -> pd.DataFrame:
+    records: list[dict[str, Any]] = []
+    for row in children:
+        record: dict[str, Any] = {
+            "number": row.number,
+            "run_id": row.run_id,
+            "name": row.name,
+            "stage": row.stage,
+            "generation": row.generation,
+            "status": row.status,
+            "replica": int(row.tags.get(Tag.REPLICA, "0")),
+            "is_baseline": row.tags.get(Tag.BASELINE, "").lower() == "true",
+            "start": row.start,
+            "end": row.end,
+        }
+        record.update({column: row.tags.get(tag, "") for column, tag in _TAGS.items()})
+        records.append(record)
+    frame = pd.DataFrame(records)
+    metrics = sorted({key for row in children for key in row.metrics} | {Metric.LOSS, Metric.TOKENS, Metric.PARAMS})
+    paths = list(dict.fromkeys(key for row in children for key in row.params))
+    numbers = pd.DataFrame(
+        [[row.metrics.get(key) for key in metrics] for row in children], columns=metrics, dtype=float
+    )
+    columns = {PARAM + path: typed_column([row.params.get(path) for row in children]) for path in paths}
+    params = pd.DataFrame(columns, dtype=object, index=frame.index)
+    return pd.concat([frame, numbers, params], axis=1)
+
+
+def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFrame:
+    """All readings: from the parent's shards, and from metric histories for runs the shards lack."""
+    columns = ["run_id", "tokens", "loss", "train_loss", "seconds"]
+    folder = load.artifact(uri, parent, Artifact.CURVES)
+    shards = sorted(folder.glob("*.parquet")) if folder is not None else []
+    tables = [pd.read_parquet(shard).rename(columns={"run": "run_id"})[columns] for shard in shards]
+    held = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    seen = held.groupby("run_id")["tokens"].max().to_dict()
+    lacking = [
+        row
+        for row in children
+        if Metric.VALIDATION_CURVE in row.metrics and seen.get(row.run_id, 0) < row.metrics.get(Metric.TOKENS, 1)
+    ]
+    parts = [held[~held["run_id"].isin([row.run_id for row in lacking])], _from_histories(uri, lacking)]
+    curves = pd.concat([part for part in parts if len(part)] or [held], ignore_index=True)
+    curves = curves.drop_duplicates(["run_id", "tokens"], keep="last")
+    heads = pd.DataFrame([{"run_id": row.run_id, "number": row.number, "stage": row.stage} for row in children])
+    curves = heads.merge(curves, on="run_id").astype({"tokens": "int64", "loss": float, "train_loss": float})
+    return curves.sort_values(["stage", "number", "tokens"]).reset_index(drop=True)
+
+
+def _from_histories(uri: str, rows: Sequence[RunRow]) -> pd.DataFrame:
+    if not rows:
+        return pd.DataFrame()
+    names: Mapping[str, str] = {Metric.VALIDATION_CURVE: "loss", Metric.TRAIN_CURVE: "train_loss"}
+    points = pd.DataFrame(load.histories(uri, rows, list(names)), columns=["run_id", "key", "tokens", "value"])
+    wide = points.drop_duplicates(["run_id", "key", "tokens"], keep="last").pivot(
+        index=["run_id", "tokens"], columns="key", values="value"
+    )
+    wide = wide.rename(columns=dict(names)).reindex(columns=list(names.values())).reset_index()
+    return wide.assign(seconds=float("nan"))
+
+
+def _json(path: Path | None) -> dict[str, Any]:
+    return {} if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
