@@ -128,6 +128,30 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--name", default="", help="name of the new run; another name trains anew")
     train.add_argument("--data", default="", help="folder or file to read the task's data from")
 
+    ladder = command("ladder", "candidates at growing sizes, and which wins at a size that is not trained")
+    ladder.add_argument("runs", nargs="+", metavar="RUN", help=_RUN)
+    ladder.add_argument("--sizes", required=True, help="parameters, such as 1M,3M,10M,30M; at least three")
+    ladder.add_argument("--target", type=_count, required=True, help="parameters of the size to judge, such as 1B")
+    ladder.add_argument("--seeds", type=_positive, default=3, help="paired seeds at each size (default 3)")
+    ladder.add_argument("--tokens-per-param", type=float, default=20.0, help="training tokens a parameter (default 20)")
+    ladder.add_argument("--batch-tokens", type=_count, default=0, help="tokens of a batch; default: the first run's")
+    ladder.add_argument(
+        "--sweep", type=int, choices=(0, 3, 5), default=3, help="learning rates tried at the smallest size (default 3)"
+    )
+    ladder.add_argument(
+        "--depth",
+        choices=("given", "scaled"),
+        default="given",
+        help="layers: as in the run, or growing with the cube root of the size (default given)",
+    )
+    ladder.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
+    ladder.add_argument("--sure", type=float, default=0.9, help="least probability of a verdict (default 0.9)")
+    ladder.add_argument("--name", default="", help="name of the ladder; default: the first run's search and -ladder")
+    ladder.add_argument("--jobs", type=_positive, default=0, help="trainings at a time")
+    ladder.add_argument("--address", default="", help="a Ray cluster: HOST:6379, or auto on one of its machines")
+    ladder.add_argument("--study", default="", help="study storage: sqlite:///FILE or postgresql://...")
+    ladder.add_argument("--data", default="", help="folder or file to read the task's data from")
+
     replay = command("replay", "rebuild a run from the tracking store, train it again, compare bit for bit")
     replay.add_argument("run", help=_RUN)
     replay.add_argument("--data", default="", help="where the data lies when the store does not hold it")

@@ -38,6 +38,8 @@ class Stage(StrEnum):
     REPLAY = "replay"
     TRAIN = "train"
     """A candidate of the search trained longer, by itself."""
+    LADDER = "ladder"
+    """A candidate of an earlier search at one of several sizes, from which a target size is judged."""
 
 
 BASE, CHANGED = "base", "changed"
@@ -224,6 +226,10 @@ class Tag:
     SAME_AS = "assay.same_as"
     """On a final whose spec another final of the search had already trained: that final's number."""
     FIRST_NONFINITE = "assay.first_nonfinite_step"
+    LADDER = "assay.ladder"
+    """On the parent of a ladder: its sizes, target and candidates, as JSON."""
+    RUNG = "assay.rung"
+    """On a training of a ladder: the number of parameters that was asked for."""
     FINGERPRINT = "assay.data_fingerprint"
     UNIT = "assay.unit"
     """On the parent: what one token of the task is, 'byte' or 'token'; losses are nats per unit."""
