@@ -147,8 +147,10 @@ def typed_column(texts: Sequence[str | None]) -> list[Scalar | None]:
 
 def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its parameters as texts, which a column of one type can hold."""
-    mixed = {column: [None if _absent(v) else str(v) for v in frame[column]] for column in _params(frame)}
-    return frame.assign(**mixed)
+    held = frame.copy()
+    for column in _params(frame):
+        held[column] = [None if _absent(value) else str(value) for value in frame[column]]
+    return held
 
 
 def retyped(frame: pd.DataFrame) -> pd.DataFrame:

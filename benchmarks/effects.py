@@ -241,9 +241,10 @@ def told(n: int, tally: Tally) -> str:
     """One line of figures."""
     near = [one for entries in tally.near.values() for one in entries]
     covered = [one for entries in tally.covered.values() for one in entries]
+    sizes = dict(sorted(tally.by_size.items()))
     return (
         f"{n} trials: intervals cover {_share(covered)} ({_parts(tally.covered)}); "
-        f"within 10 % {_share(near)} ({_parts(tally.near)}; {_parts(dict(sorted(tally.by_size.items())))}); found {_parts(tally.found)}; "
+        f"within 10 % {_share(near)} ({_parts(tally.near)}; {_parts(sizes)}); found {_parts(tally.found)}; "
         f"searches that claim an absent effect: {_parts(tally.false)}"
     )
 
