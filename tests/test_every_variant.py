@@ -363,8 +363,9 @@ def test_a_cuda_model_is_the_cpu_model(small: Make, changes: Changes) -> None:
         decoded(there, tokens.cuda(), [5, 1, LENGTH - 6]), logits(there, tokens.cuda()), rtol=1e-4, atol=1e-4
     )
     there.train()
-    # Some schemes draw positions anew in training; here both models shall place tokens alike.
-    there.positions.eval()
+    # Some forms draw positions or drop layers at random in training; here both models shall do the same.
+    for drawing in (there.positions, there.residual):
+        drawing.eval()
     for checkpointing in (False, True):
         there.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
