@@ -144,12 +144,23 @@ class Model:
 
     def _free(self, *targets: int) -> tuple[int, ...]:
         """The factors whose columns are not drawn to zero; empty when the trials cannot tell the targets apart."""
+        if len(self._together) == len(self.factors):
+            return self._together
         parents = [
             place
             for place, entry in enumerate(self.factors)
             if any(family_of(entry, self.factors[target]) for target in targets)
         ]
-        wanted = list(dict.fromkeys([*targets, *parents, *(range(len(self.factors)) if self.roomy else ())]))
+        held = self._apart(list(dict.fromkeys([*targets, *parents, *(range(len(self.factors)) if self.roomy else ())])))
+        return held if set(targets) <= set(held) else ()
+
+    @cached_property
+    def _together(self) -> tuple[int, ...]:
+        """All factors that can be free at once; none where the trials are few."""
+        return self._apart(range(len(self.factors))) if self.roomy else ()
+
+    def _apart(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Those of the factors, the first ones first, that the trials can tell from those before."""
         basis = np.full((self.rows, 1), self.rows**-0.5)
         held: list[int] = []
         for place in wanted:
@@ -157,8 +168,6 @@ class Model:
             if wider is not None and wider.shape[1] < self.rows - 1:
                 basis = wider
                 held.append(place)
-            elif place in targets:
-                return ()
         return tuple(sorted(held))
 
     @cached_property
