@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 Array = NDArray[np.float64]
 
@@ -34,6 +34,10 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 }
 """The terms of each form of a difference; all forms weigh the same at first."""
 LAWS: Mapping[str, tuple[str, ...]] = {"a power law with a floor": ("1", "u"), "a power law to zero": ("u",)}
+_NEGLIGIBLE = 1e-7
+"""Weight of a component, over that of the heaviest, below which it is left out."""
+_FAR, _HALVINGS = 10.0, 40
+"""Deviations on either side within which a quantile is looked for, and how often that stretch is halved."""
 _BROKEN_SHARES: Mapping[float, float] = {0.01: 0.4, 0.05: 0.4, 0.2: 0.2}
 """How far the slope of a loss wanders, in the loss's fall over the ladder."""
 
@@ -77,7 +81,7 @@ class Mixture:
 
     def below(self, value: float = 0.0, place: int = -1) -> float:
         """The probability of a value below this one at one of the sizes."""
-        return float(self.weights @ stats.norm.cdf(value, self.means[:, place], self.deviations[:, place]))
+        return float(self.weights @ special.ndtr((value - self.means[:, place]) / self.deviations[:, place]))
 
     def mean(self, place: int = -1) -> float:
         """The expected value at one of the sizes."""
@@ -86,8 +90,8 @@ class Mixture:
     def quantile(self, share: float, place: int = -1) -> float:
         """The value below which the share of all probability lies at one of the sizes."""
         means, deviations = self.means[:, place], self.deviations[:, place]
-        low, high = float((means - 40 * deviations).min()), float((means + 40 * deviations).max())
-        for _ in range(80):
+        low, high = float((means - _FAR * deviations).min()), float((means + _FAR * deviations).max())
+        for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.below(middle, place) < share else (low, middle)
         return (low + high) / 2
@@ -196,11 +200,13 @@ def _place(sizes: Array, logs: Array) -> Array:
 
 def _mixed(measured: Measured, wanted: Sequence[float], parts: Sequence[_Part]) -> Mixture:
     evidence, means, variances = _evidence(measured, wanted, parts)
+    logs = evidence.ravel()
+    kept = logs > logs.max() + np.log(_NEGLIGIBLE)
     return Mixture(
-        weights=_normalised(evidence.ravel()),
-        means=means.reshape(-1, len(wanted)),
-        deviations=np.sqrt(np.maximum(variances.reshape(-1, len(wanted)), 1e-18)),
-        labels=np.repeat([part.label for part in parts], len(MEASURED_QUANTILES)),
+        weights=_normalised(logs[kept]),
+        means=means.reshape(-1, len(wanted))[kept],
+        deviations=np.sqrt(np.maximum(variances.reshape(-1, len(wanted))[kept], 1e-18)),
+        labels=np.repeat([part.label for part in parts], len(MEASURED_QUANTILES))[kept],
     )
 
 
