@@ -14,7 +14,9 @@ from typing import Any
 
 from runners.checkpoints import CheckpointRefused, discard, find
 from runners.engine import Job
+from runners.heirlooms import Heirlooms
 from runners.ledger import Entry
+from runners.mutations import own_curve, present_spec, spliced
 from search_space.records import Metric, Reading, Stage, Status, Tag, TrialResult, TrialSpec
 from search_space.settings import EngineSpec
 
@@ -123,6 +125,8 @@ class Start:
     """Readings of earlier attempts, up to the checkpoint that it goes on from."""
     began: int
     remarks: tuple[str, ...]
+    own: tuple[Reading, ...] = ()
+    """What the trial itself had read before it went on from another one's state."""
 
 
 class Attempts:
@@ -134,8 +138,10 @@ class Attempts:
         stage: Stage,
         engine: EngineSpec,
         store: Callable[[int, list[dict[str, Any]]], None],
+        heirlooms: Heirlooms | None = None,
     ) -> None:
-        """`folder` is where trials' checkpoints lie."""
+        """`folder` is where trials' checkpoints lie, `heirlooms` the states that trials take over from each other."""
+        self._heirlooms = heirlooms
         self._folder = folder
         self._stage = stage
         self._engine = engine
@@ -146,25 +152,30 @@ class Attempts:
         """The next attempt at a trial, from its checkpoint when it has one that is whole."""
         budgeted = entry.spec.budget.micro_batch_tokens
         used = micro_batch(entry.spec, attempts_of(entry))
-        folder = self.folder_of(entry)
+        folder, spec, own = self.folder_of(entry), present_spec(entry), own_curve(entry)
         remarks: tuple[str, ...] = ()
         found = None
+        if self._heirlooms is not None:
+            self._heirlooms.hand_over(entry, folder, used)
         try:
-            found = find(folder, entry.spec.id, used)
+            found = find(folder, spec.id, used)
         except CheckpointRefused as refusal:
             remarks = (f"{refusal}; trained from the start",)
             discard(folder)
         job = Job(
             key=entry.number,
-            spec=entry.spec,
+            spec=spec,
             test=test,
             weights=weights,
             micro_batch_tokens=0 if used == budgeted else used,
             checkpoint=folder,
             checkpoint_tokens=self._engine.checkpoint_tokens,
-            checkpoint_bytes=max(self._engine.disk_bytes // (_SHARE * max(self._engine.jobs, 1)), 1),
+            checkpoint_bytes=self._most_bytes(),
+            shared=self._heirlooms.folder_of(entry.generation, entry.number) if self._heirlooms else None,
+            shared_tokens=self._heirlooms.interval_tokens if self._heirlooms else 0,
         )
-        start = Start(job=job, curve=found.curve if found else (), began=found.tokens if found else 0, remarks=remarks)
+        curve = spliced(found.curve if found else (), own)
+        start = Start(job=job, curve=curve, began=found.tokens if found else 0, remarks=remarks, own=own)
         self._started[entry.number] = start
         return start
 
@@ -184,12 +195,28 @@ class Attempts:
         self._store(entry.number, plain([*before, now]))
         return None
 
+    def goes_on_elsewhere(self, entry: Entry, result: TrialResult) -> bool:
+        """True when an attempt stopped so that its trial goes on from another one's state; the next one does."""
+        changed = self._started[entry.number].job.spec != present_spec(entry)
+        if not changed or result.status is not Status.PRUNED:
+            return False
+        del self._started[entry.number]
+        return True
+
+    def _most_bytes(self) -> int:
+        """What one checkpoint may take."""
+        jobs = max(self._engine.jobs, 1)
+        shared = 2 * (self._heirlooms.most + jobs) if self._heirlooms else 0
+        return max(self._engine.disk_bytes // (_SHARE * jobs + shared), 1)
+
     def tidy(self, entries: Sequence[Entry]) -> None:
         """Delete the checkpoints of trials that have ended, which a driver that was killed may have left."""
         running = {self.folder_of(entry).name for entry in entries if entry.result is None}
         for folder in self._folder.glob(f"{self._stage}-*"):
             if folder.name not in running:
                 discard(folder)
+        if self._heirlooms is not None:
+            self._heirlooms.tidy(entries)
 
     def folder_of(self, entry: Entry) -> Path:
         """Where a trial's checkpoint lies."""
@@ -201,7 +228,7 @@ class Attempts:
         if result.status is Status.PREEMPTED:
             # What a later attempt would refuse is no progress.
             with suppress(CheckpointRefused):
-                found = find(self.folder_of(entry), entry.spec.id, used)
+                found = find(self.folder_of(entry), start.job.spec.id, used)
         return Attempt(
             status=result.status,
             reason=result.reason,
@@ -238,11 +265,13 @@ def _joined(start: Start, result: TrialResult) -> TrialResult:
     """The result with what the attempt itself could not tell: a worker that died knows no earlier readings."""
     first = result.curve[0].tokens if result.curve else 1 << 62
     earlier = tuple(reading for reading in start.curve if reading.tokens < first)
-    curve = (*earlier, *result.curve)
+    curve = spliced((*earlier, *result.curve), start.own)
     remarks = (*start.remarks, *(words for words in result.remarks if words not in start.remarks))
     metrics: Mapping[str, float] = result.metrics
     if start.job.micro_batch_tokens:
         metrics = {**metrics, Metric.MICRO_BATCH_TOKENS: float(start.job.micro_batch_tokens)}
+    if start.own:
+        metrics = {**metrics, Metric.BEST_LOSS: min(reading.loss for reading in curve if reading.tokens)}
     tokens = max(result.tokens, curve[-1].tokens if curve else 0)
     return dataclasses.replace(result, curve=curve, remarks=remarks, metrics=dict(metrics), tokens=tokens)
 

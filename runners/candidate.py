@@ -3,7 +3,8 @@
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from blocks.cost import Cost
 from blocks.families import AbstractStack, InfeasibleArchitecture
 from blocks.model import ModelConfig
 from blocks.registry import config_id, decode, encode, load_modules, variants
-from runners.optimize import AbstractOptimizer, AbstractSchedule
+from runners.optimize import AbstractOptimizer, AbstractSchedule, Course
 from runners.tasks.data import TaskShape
 from search_space.canon import unflatten
 from search_space.domains import Scalar, choice, family, float_range, nested
@@ -164,6 +165,16 @@ def rebuild(spec: TrialSpec) -> Candidate:
     load_modules(spec.blocks)
     candidate: Candidate = decode(Candidate, spec.candidate)
     return candidate
+
+
+def course_of(spec: TrialSpec) -> Course:
+    """The settings of the optimiser over a trial of the spec."""
+
+    def optimizer(plain: dict[str, Any]) -> AbstractOptimizer:
+        return rebuild(replace(spec, candidate={**spec.candidate, "optimizer": plain})).optimizer
+
+    changes = [(int(change["tokens"]), optimizer(change["optimizer"])) for change in spec.changes]
+    return Course(rebuild(spec).optimizer, changes)
 
 
 def pick_device(wanted: str) -> str:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Checkpointing:
     """Training tokens between two checkpoints; 0: at readings, when the last is AGE_SECONDS old."""
     most_bytes: int = 0
     """A larger state is not kept; 0: any is."""
+    shared: Path | None = None
+    """Folder of states that other trials may go on from, each in a folder named by its tokens; None: none are kept."""
+    shared_tokens: int = 0
+    """Training tokens between two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +146,16 @@ class Keeper:
         if self._asked is None or not (always or self._is_due(at_reading)):
             return
         self._state.watch.check()
-        try:
-            self._save(self._asked, step)
-        except (OSError, SafetensorError, TypeError) as error:
-            self._remark(
-                "failed", f"a checkpoint could not be kept ({type(error).__name__}: {error}); training went on"
-            )
+        self._keep(self._asked, self._asked.folder, step)
         self._last_tokens, self._last_moment = self._state.tally.tokens, time.monotonic()
+
+    def offer_others(self, step: int) -> None:
+        """Keep the state after so many steps for other trials, where one is due; the trial itself never needs it."""
+        asked = self._asked
+        if asked is None or asked.shared is None or self._state.tally.tokens % asked.shared_tokens:
+            return
+        self._state.watch.check()
+        self._keep(asked, asked.shared / str(self._state.tally.tokens), step)
 
     def _is_due(self, at_reading: bool) -> bool:
         assert self._asked is not None
@@ -156,7 +163,15 @@ class Keeper:
             return self._state.tally.tokens - self._last_tokens >= self._asked.every_tokens
         return at_reading and time.monotonic() - self._last_moment >= AGE_SECONDS
 
-    def _save(self, asked: Checkpointing, step: int) -> None:
+    def _keep(self, asked: Checkpointing, folder: Path, step: int) -> None:
+        try:
+            self._save(asked, folder, step)
+        except (OSError, SafetensorError, TypeError) as error:
+            self._remark(
+                "failed", f"a checkpoint could not be kept ({type(error).__name__}: {error}); training went on"
+            )
+
+    def _save(self, asked: Checkpointing, folder: Path, step: int) -> None:
         tensors, plain = self._state.packed()
         tensors = self._group.whole(tensors)
         if not self._group.leads:
@@ -171,7 +186,7 @@ class Keeper:
             return
         identity = {"spec": self._spec_id, "micro_batch_tokens": self._micro_batch_tokens}
         header = {"version": VERSION, **identity, "step": step, **plain}
-        write(asked.folder, str(self._state.tally.tokens), tensors, header)
+        write(folder, str(self._state.tally.tokens), tensors, header)
 
     def _remark(self, kind: str, words: str) -> None:
         """Say so, once of each kind."""
@@ -182,11 +197,16 @@ class Keeper:
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Put a checkpoint in place of the one before; on an error that one stays."""
+    put(folder, name, lambda partial: save_file(apart(tensors), str(partial)), header)
+
+
+def put(folder: Path, name: str, fill: Callable[[Path], object], header: Mapping[str, Any]) -> None:
+    """Put a checkpoint in place of the one before; on an error that one stays. `fill` writes its tensors to a file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.safetensors"
     partials = [path.with_name(f"{path.name}.partial") for path in (file, folder / HEADER)]
     try:
-        save_file(apart(tensors), str(partials[0]))
+        fill(partials[0])
         whole = {**header, "tensors": file.name, "sha256": _sha256(partials[0])}
         partials[1].write_text(json.dumps({**whole, _KEY: _digest(whole)}))
         for partial in partials:

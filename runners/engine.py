@@ -34,6 +34,10 @@ class Job:
     """Training tokens between two checkpoints; 0: at readings, when the last is old enough."""
     checkpoint_bytes: int = 0
     """What a checkpoint may take at most; 0: anything."""
+    shared: Path | None = None
+    """Folder of states that other trials may go on from; None: it keeps none."""
+    shared_tokens: int = 0
+    """Training tokens between two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ _POSTGRES = ("postgresql://", "postgresql+psycopg2://")
 _BIRTH = "assay.trial"
 RESULT = "assay.result"
 ATTEMPTS = "assay.attempts"
+MUTATIONS = "assay.mutations"
 _SPEEDS = "assay.speeds"
 _OWNER = "assay.owner"
 _BUSY_SECONDS = 60
@@ -57,6 +58,8 @@ class Entry:
     """False while the trial is running or its result is not yet shown to the tracking store."""
     attempts: Sequence[Mapping[str, Any]] = ()
     """How earlier attempts at it ended, as runners.attempts writes them."""
+    mutations: Sequence[Mapping[str, Any]] = ()
+    """When it went on from another trial's state, as runners.mutations writes it."""
     owner: str = ""
     """The driver that runs it or shows it to the tracking store."""
     started: float = 0.0
@@ -211,6 +214,11 @@ class Ledger:
         self._storage.set_trial_user_attr(self._ids[number], ATTEMPTS, list(attempts))
         self._put(dataclasses.replace(self._entries[number], attempts=tuple(attempts)))
 
+    def mutated(self, number: int, mutations: Sequence[Mapping[str, Any]]) -> None:
+        """Store every going on of a running trial from another one's state."""
+        self._storage.set_trial_user_attr(self._ids[number], MUTATIONS, list(mutations))
+        self._put(dataclasses.replace(self._entries[number], mutations=tuple(mutations)))
+
     def settle(self, number: int, values: Sequence[float]) -> None:
         """Close a recorded trial; `values` are its objectives; one that is ok without any is closed as failed."""
         entry = self._entries[number]
@@ -258,6 +266,7 @@ def _attributes(entry: Entry) -> dict[str, Any]:
         **({} if entry.result is None else {RESULT: to_plain(entry.result)}),
         **({_SPEEDS: list(entry.speeds.items())} if entry.speeds else {}),
         **({ATTEMPTS: list(entry.attempts)} if entry.attempts else {}),
+        **({MUTATIONS: list(entry.mutations)} if entry.mutations else {}),
     }
 
 
@@ -297,4 +306,5 @@ def _entry(trial: FrozenTrial) -> Entry:
         settled=trial.state.is_finished(),
         started=trial.datetime_start.timestamp() if trial.datetime_start else 0.0,
         attempts=tuple(trial.user_attrs.get(ATTEMPTS, ())),
+        mutations=tuple(trial.user_attrs.get(MUTATIONS, ())),
     )

@@ -167,6 +167,8 @@ class LocalEngine(AbstractEngine):
                 "folder": str(job.checkpoint.absolute()),
                 "every_tokens": job.checkpoint_tokens,
                 "most_bytes": job.checkpoint_bytes,
+                "shared": str(job.shared.absolute()) if job.shared else "",
+                "shared_tokens": job.shared_tokens,
             }
             if job.checkpoint
             else None,

@@ -68,6 +68,12 @@ def train_longer(store: Store, asked: Asked, progress: Progress | None = None) -
     close_stale(store)
     source = store.find_run(asked.run)
     recorded = store.result(source) if store.artifact(source, Artifact.RESULT, required=False) else None
+    if Tag.MUTATIONS in source.data.tags:
+        raise UserError(
+            f"run {asked.run}: went on from other trials' states with settings that changed on the way, for which "
+            f"there is no longer schedule; assay replay {asked.run} trains the same again, and `optimizer:` in a file "
+            "of your own takes the settings it ended with (assay show)"
+        )
     spec = longer(store.spec(source), asked, recorded)
     check_devices(spec, asked.devices)
     name = asked.name or f"{path_of(source)} longer: {asked.tokens:,} tokens"

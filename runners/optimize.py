@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,14 +48,23 @@ class AdamW(AbstractOptimizer):
     paper: ClassVar[str] = "Loshchilov & Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2"
 
     learning_rate: float = float_range(
-        1e-5, 1e-1, default=3e-3, log=True, help="Peak learning rate; search it with the architecture"
+        1e-5, 1e-1, default=3e-3, log=True, live="value", help="Peak learning rate; search it with the architecture"
     )
     weight_decay: float = float_range(
-        0.0, 1.0, default=0.1, opt_in=True, help="Pull of matrices towards zero, per step and unit of learning rate"
+        0.0,
+        1.0,
+        default=0.1,
+        opt_in=True,
+        live="value",
+        help="Pull of matrices towards zero, per step and unit of learning rate",
     )
-    beta1: float = float_range(0.0, 0.99, default=0.9, opt_in=True, help="Memory of the gradient mean")
-    beta2: float = float_range(0.8, 0.9999, default=0.95, opt_in=True, help="Memory of the squared gradient")
-    epsilon: float = float_range(1e-12, 1e-3, default=1e-8, log=True, opt_in=True, help="Floor of the denominator")
+    beta1: float = float_range(0.0, 0.99, default=0.9, opt_in=True, live="rest", help="Memory of the gradient mean")
+    beta2: float = float_range(
+        0.8, 0.9999, default=0.95, opt_in=True, live="rest", help="Memory of the squared gradient"
+    )
+    epsilon: float = float_range(
+        1e-12, 1e-3, default=1e-8, log=True, opt_in=True, live="value", help="Floor of the denominator"
+    )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         decayed, kept = parameter_groups(model)
@@ -103,6 +113,26 @@ class WarmupStableDecay(AbstractSchedule):
         if progress > 1.0 - self.decay:
             return (1.0 - progress) / self.decay
         return 1.0
+
+
+class Course:
+    """The optimiser's settings over the tokens of a trial: those it began with, then what replaced them."""
+
+    def __init__(self, first: AbstractOptimizer, changes: Sequence[tuple[int, AbstractOptimizer]]) -> None:
+        """`changes` are in order, each with the training tokens from which on it holds."""
+        self._settings = (first, *(settings for _, settings in changes))
+        self._begins = tuple(tokens for tokens, _ in changes)
+        self._adopted = 0
+
+    def adopt(self, optimizer: torch.optim.Optimizer, model: nn.Module, tokens: int) -> AbstractOptimizer:
+        """The settings after so many tokens, put into the optimiser; its state stays."""
+        due = sum(begin <= tokens for begin in self._begins)
+        if due != self._adopted:
+            fresh = self._settings[due].build(model)
+            for group, other in zip(optimizer.param_groups, fresh.param_groups, strict=True):
+                group.update({name: value for name, value in other.items() if name != "params"})
+            self._adopted = due
+        return self._settings[due]
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -4,15 +4,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runners.history import crowding, layers
 from search_space.records import Reading, Status, TrialResult
-
-if TYPE_CHECKING:
-    from search_space.experiment import Experiment
 
 MOST_COMPARED = 500
 """Trials at a rung, the latest ones, among which fronts are looked for, so that a decision's cost stays flat."""
@@ -44,6 +40,11 @@ class AbstractPruner:
     def marks(self, number: int) -> dict[str, int]:
         """What is recorded of a trial when it is stored."""
         return {}
+
+    def donor(self, number: int, tokens: int, loss: float) -> int | None:
+        """The trial from whose state after so many tokens this one is to go on; None: from its own. Asked before the
+        reading is observed."""
+        return None
 
 
 class NoPruner(AbstractPruner):
@@ -215,18 +216,6 @@ class Median(AbstractPruner):
 
     def end(self, number: int, tokens: int) -> None:
         self._broken[number] = tokens
-
-
-def make_pruner(experiment: "Experiment") -> AbstractPruner:
-    """The pruner an experiment asks for, with nothing observed yet."""
-    pruner, tokens = experiment.search.pruner, experiment.budget.tokens
-    makers: dict[str, Callable[[], AbstractPruner]] = {
-        "none": NoPruner,
-        "asha": lambda: Asha(grace_tokens=pruner.grace_tokens, factor=pruner.factor, budget_tokens=tokens),
-        "hyperband": lambda: Hyperband(grace_tokens=pruner.grace_tokens, factor=pruner.factor, budget_tokens=tokens),
-        "median": lambda: Median(grace_tokens=pruner.grace_tokens, budget_tokens=tokens),
-    }
-    return makers[pruner.kind]()
 
 
 def observe_all(

@@ -233,6 +233,7 @@ class Recorder:
                 anew=wanted.anew,
                 started=trial.started,
                 taken_over=trial.taken_over,
+                mutations=trial.mutations,
             )
             wanted.anew = wanted.is_new = False
         with self._state:

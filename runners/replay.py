@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runners import environment as environments
 from runners.comparison import CURVE_ONLY, ReplayReport, Spread, compare, spread_of
+from runners.mutations import replayed
 from runners.rows import finite_curve
 from runners.store import Store
 from search_space.errors import UserError
@@ -62,7 +63,9 @@ def replay(
     """
     store = Store(locate(uri))
     found = store.find_run(run)
-    spec, recorded = store.spec(found), store.result(found)
+    spec, recorded, alone = store.spec(found), store.result(found), 0
+    if Tag.MUTATIONS in found.data.tags:
+        spec, alone = replayed(spec, store.text(found, Artifact.MUTATIONS))
     if DEVICES in recorded.environment:
         raise ReplayError(
             f"run {run}: was trained on several devices ({recorded.environment[DEVICES]}), and a replay runs on one, "
@@ -78,8 +81,8 @@ def replay(
     return compare(
         run=f"{found.data.tags[Tag.SEARCH]}: {found.info.run_name} ({found.info.run_id[:8]})",
         spec=spec,
-        recorded=recorded,
-        replayed=again,
+        recorded=_after(recorded, alone),
+        replayed=_after(again, alone),
         spread=_spread(store, found),
         code=[*code, *(f"blocks.{module}: {how}; the store's source was run" for module, how in changed.items())],
     )
@@ -125,6 +128,15 @@ def _train(
             )
         again = result_from_plain(json.loads(result_file.read_text()))
         return replace(again, curve=finite_curve(again.curve))
+
+
+def _after(result: TrialResult, alone: int) -> TrialResult:
+    """Without what a trial of a population read before it went on, after so many tokens, from another one's state."""
+    if not alone:
+        return result
+    curve = tuple(reading for reading in result.curve if reading.tokens > alone)
+    metrics = {name: value for name, value in result.metrics.items() if name != Metric.BEST_LOSS}
+    return replace(result, curve=curve, metrics=metrics)
 
 
 def _stop_after(recorded: TrialResult) -> int:

@@ -13,7 +13,9 @@ from runners.engine import AbstractSource, Interrupts, Job
 from runners.engines import open_engine
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
+from runners.heirlooms import Heirlooms
 from runners.ledger import Entry
+from runners.mutations import mutations_of
 from runners.outcome import SearchOutcome
 from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
@@ -131,12 +133,16 @@ class SearchSource(AbstractSource):
         self._progress = progress
         self._weights = folder / "weights"
         self._weights.mkdir(exist_ok=True)
-        self._attempts = Attempts(folder / CHECKPOINTS, Stage.SEARCH, self._experiment.engine, study.attempted)
-        self._quota = Quota(study, folder / CHECKPOINTS)
+        checkpoints, population = folder / CHECKPOINTS, study.population
+        most = study.copied + self._experiment.search.trials
+        self._heirlooms = Heirlooms(checkpoints, population, most) if population else None
+        self._attempts = Attempts(checkpoints, Stage.SEARCH, self._experiment.engine, study.attempted, self._heirlooms)
+        self._quota = Quota(study, checkpoints)
         self._left: deque[Proposed] = deque()
         self._taken_over: set[int] = set()
         self._next_look = 0.0
         self._active: dict[int, Shown] = {}
+        self._curves: dict[int, list[Reading]] = {}
         self._began = self._noted = time.monotonic()
         self._before = float(study.noted(SECONDS, 0.0))
         self._ended_here = 0
@@ -196,6 +202,7 @@ class SearchSource(AbstractSource):
         start = self._attempts.start(entry, weights=shown.weights, test=False)
         shown = replace(shown, anew=not start.began)
         self._active[proposed.number] = shown
+        self._curves[proposed.number] = [reading for reading in start.curve if reading.tokens]
         self._recorder.begin(shown)
         for reading in start.curve:
             self._recorder.reading(shown, reading)
@@ -203,13 +210,24 @@ class SearchSource(AbstractSource):
         return start.job
 
     def report(self, key: int, reading: Reading) -> bool:
-        return self._study.report(key, reading)
+        curve = self._curves[key]
+        if curve and reading.tokens <= curve[-1].tokens:
+            return True  # It trains the whole way again to a state that it could not take over.
+        curve.append(reading)
+        return self._study.report(key, reading, curve)
 
     def follow(self, key: int, reading: Reading) -> None:
         self._recorder.reading(self._active[key], reading)
 
     def finish(self, key: int, result: TrialResult) -> None:
         shown = self._active.pop(key)
+        del self._curves[key]
+        entry = self._study.trials()[key]
+        if self._attempts.goes_on_elsewhere(entry, result):
+            self._progress.note(f"trial {key} goes on {mutations_of(entry)[-1].line}")
+            self._recorder.preempt(shown, "it goes on from the state of another trial")
+            self._left.appendleft(self._study.proposed(entry))
+            return
         ended = self._attempts.end(self._study.trials()[key], result)
         if ended is None:
             again = self._study.trials()[key]
@@ -222,6 +240,8 @@ class SearchSource(AbstractSource):
             self._recorder.drop_weights(self._shown(entry), WHY_DELETED)
         self._recorder.finish(shown, ended)
         self._count(self._study.trials()[key])
+        if self._heirlooms is not None:
+            self._heirlooms.tidy(self._study.trials())
         self._ended_here += 1
         self.show()
 

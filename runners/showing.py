@@ -7,6 +7,7 @@ from pathlib import Path
 from runners.attempts import attempts_tag
 from runners.candidate import Resolved
 from runners.ledger import Entry
+from runners.mutations import mutations_json, mutations_tag
 from runners.telling import as_resolved
 from search_space.records import Stage, Tag, TrialSpec
 
@@ -30,6 +31,9 @@ class Shown:
     taken_over: bool = False
     """True when another driver may have begun its run."""
 
+    mutations: str = ""
+    """As JSON, when it went on from another trial's state; empty where it never did."""
+
     @property
     def key(self) -> str:
         """Unique within a search."""
@@ -46,7 +50,12 @@ def search_trial(entry: Entry, weights: Path, *, taken_over: bool = False) -> Sh
         spec=entry.spec,
         resolved=resolved,
         name=f"{entry.number:03d} {short_name(resolved)}",
-        tags={**({Tag.BASELINE: "true"} if entry.marks.get("baseline") else {}), **attempts_tag(entry)},
+        tags={
+            **({Tag.BASELINE: "true"} if entry.marks.get("baseline") else {}),
+            **attempts_tag(entry),
+            **mutations_tag(entry),
+        },
+        mutations=mutations_json(entry),
         weights=weights / f"{entry.generation}-{entry.number}.safetensors",
         started=entry.started,
         taken_over=taken_over,

@@ -23,8 +23,11 @@ from runners.guard import Guard
 from runners.history import Fate, Told
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
+from runners.mutations import mutated
+from runners.population import Population
 from runners.proposing import Proposed, Proposer
-from runners.pruning import make_pruner, observe_all
+from runners.pruners import make_pruner
+from runners.pruning import observe_all
 from runners.samplers import make_sampler
 from runners.telling import (
     directions,
@@ -223,15 +226,28 @@ class Study:
             return None
         return self._store(*found, marks)
 
-    def report(self, number: int, reading: Reading) -> bool:
-        """Take a reading; False when the trial is to be pruned."""
+    @property
+    def population(self) -> Population | None:
+        """Who decides which trials go on from another one's state; None where none do."""
+        return self._pruner if isinstance(self._pruner, Population) else None
+
+    def report(self, number: int, reading: Reading, curve: Sequence[Reading] = ()) -> bool:
+        """Take a reading, the last of the trial's `curve`; False when its training is to stop.
+
+        The trial then has ended as pruned, or its entry says from which other trial's state it goes on.
+        """
         if not self._pruner.wants(number, reading.tokens):
             return True
+        donor = self._pruner.donor(number, reading.tokens, reading.loss)
+        if donor is not None and self.population is not None:
+            # Stored before the reading: a reading that is stored has been decided on.
+            entry = self._ledger[number]
+            self._ledger.mutated(number, mutated(self.population, entry, self._ledger[donor], reading, curve))
         objectives = self.experiment.objectives
         self._ledger.read(number, reading.tokens, reading.loss, speed_of(objectives, reading))
         others = others_at(objectives, self._ledger[number], reading.tokens)
         self._pruner.observe(number, reading.tokens, reading.loss, *others)
-        return self._pruner.goes_on(number, reading.tokens)
+        return donor is None and self._pruner.goes_on(number, reading.tokens)
 
     def record(self, number: int, result: TrialResult) -> None:
         """Store how a trial ended; it stays unsettled until `settle`."""
@@ -261,7 +277,10 @@ class Study:
 
     def _observe(self, entry: Entry) -> None:
         others = partial(others_at, self.experiment.objectives, entry)
-        observe_all(self._pruner, entry.number, dict(entry.readings), entry.result, others)
+        if self.population is not None and entry.generation != self.generation:
+            return
+        decided = {int(each["tokens"]): float(each["loss"]) for each in entry.mutations}
+        observe_all(self._pruner, entry.number, {**decided, **entry.readings}, entry.result, others)
 
     def told(self) -> list[Told]:
         """Every trial as a sampler sees it, by number; those outside the space that is searched now are left out."""

@@ -174,6 +174,7 @@ class _Sync:
                 shown.name,
                 shown.tags,
                 started=shown.started,
+                mutations=shown.mutations,
             )
             self._tracker.finish_trial(run, result, weights)
             if count % 20 == 0 or count == len(missing):

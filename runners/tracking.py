@@ -126,11 +126,12 @@ class Tracker:
         anew: bool = False,
         started: float = 0.0,
         taken_over: bool = False,
+        mutations: str = "",
     ) -> str:
         """The id of a trial's run, created or taken up again; what it has logged is not logged again.
 
         `started` is when its points in time count from, in seconds since the epoch; 0 for now. `taken_over` says that
-        another driver may have begun the run since this one opened the search.
+        another driver may have begun the run since this one opened the search. `mutations` is stored beside the spec.
 
         `anew` says that training starts over now. Where that need not give the same numbers, an earlier attempt's run
         is deleted (MLflow keeps it among the deleted ones) and a new one begun: a curve is of one training.
@@ -174,6 +175,8 @@ class Tracker:
         opened.costs = rows.costs(resolved.cost)
         opened.note = rows.child_note(self._name, number, stage, resolved)
         opened.files.put_text(Artifact.SPEC, canonical_json(to_plain(spec)), keep=True)
+        if mutations:
+            opened.files.put_text(Artifact.MUTATIONS, mutations)
         return opened.run_id
 
     def _refuse_another_spec(self, key: str, spec: TrialSpec) -> None:

@@ -17,7 +17,7 @@ from blocks import cost as costs
 from blocks.families import InfeasibleArchitecture
 from blocks.ffn.routing import routing_statistics
 from blocks.model import DecoderLM
-from runners.candidate import Candidate, check_budget, rebuild
+from runners.candidate import Candidate, check_budget, course_of, rebuild
 from runners.checkpoints import Checkpointing, Keeper, State
 from runners.conditions import backends, begin_peak, environment, imposed
 from runners.diagnosing import Checkups
@@ -144,7 +144,7 @@ def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) 
     watch, checkups = Watch(budget.batch_tokens), Checkups(model, spec, data)
     state = State(model=model, optimizer=optimizer, watch=watch, checkups=checkups, tally=tally, device=spec.device)
     keeper = Keeper(asked.checkpoint, state, asked.identity, budget.micro_batch_tokens, group)
-    begun = keeper.resume()
+    begun, course = keeper.resume(), course_of(spec)
     untrained = None if begun else _evaluate(model, asked, tally, "validation", data.shape.train_len)
     model.train()
     n_steps, per_reading = budget.tokens // budget.batch_tokens, budget.eval_every // budget.batch_tokens
@@ -152,7 +152,8 @@ def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) 
         checkups.expect(tally.tokens + budget.batch_tokens)
         since = time.perf_counter()
         progress = (step + 0.5) / n_steps
-        set_learning_rate(optimizer, candidate.optimizer, candidate.schedule, progress)
+        settings = course.adopt(optimizer, model, tally.tokens)
+        set_learning_rate(optimizer, settings, candidate.schedule, progress)
         batch = data.batch(step, budget.batch_tokens // data.shape.train_len, spec.seeds.data)
         loss = accumulate(spread, candidate, spec, batch, group, step)
         norm = group.clip(parameters, candidate.training.gradient_clip)
@@ -173,7 +174,10 @@ def _train(model: DecoderLM, candidate: Candidate, asked: _Asked, tally: Tally) 
             tally.curve.append(first)
         if reads:
             tally.look(checkups)
-            _read(model, asked, tally, watch)
+            reading = _read(model, asked, tally, watch)
+            if not last:
+                keeper.offer_others(step + 1)
+            _tell(reading, asked, tally)
         if not last:
             _check_time(asked, tally, f"after {tally.tokens} of {budget.tokens} tokens")
             if looks:
@@ -216,7 +220,7 @@ def accumulate(
     return group.sum(total)
 
 
-def _read(model: DecoderLM, asked: _Asked, tally: Tally, watch: Watch) -> None:
+def _read(model: DecoderLM, asked: _Asked, tally: Tally, watch: Watch) -> Reading:
     found = _evaluate(model, asked, tally, "validation", asked.data.shape.train_len)
     if not math.isfinite(found.loss):
         raise TrialEnd(
@@ -230,16 +234,20 @@ def _read(model: DecoderLM, asked: _Asked, tally: Tally, watch: Watch) -> None:
     tally.curve.append(reading)
     for name, value in routing_statistics(model).items():
         tally.put(f"routing/{name}", value)
-    last = tally.tokens >= asked.spec.budget.tokens
-    if last:
+    if tally.tokens >= asked.spec.budget.tokens:
         tally.put(Metric.LOSS, found.loss)
         if asked.data.reports_accuracy:
             tally.put(Metric.ACCURACY, found.accuracy)
+    return reading
+
+
+def _tell(reading: Reading, asked: _Asked, tally: Tally) -> None:
+    """Report the reading; TrialEnd when the trial is to end with it."""
     since = time.perf_counter()
     go_on = asked.report(reading)
     tally.waited_seconds += time.perf_counter() - since
-    if not go_on and not last:
-        raise TrialEnd(Status.PRUNED, f"pruned at {tally.tokens} tokens with a validation loss of {found.loss:.4f}")
+    if not go_on and reading.tokens < asked.spec.budget.tokens:
+        raise TrialEnd(Status.PRUNED, f"pruned at {reading.tokens} tokens with a validation loss of {reading.loss:.4f}")
 
 
 def _evaluate(

@@ -31,18 +31,23 @@ def trained() -> RunJob:
 
     data: dict[str, TaskData] = {}
 
+    def checkpointing(kept: dict[str, Any] | None) -> Checkpointing | None:
+        if kept is None:
+            return None
+        shared = Path(kept["shared"]) if kept["shared"] else None
+        return Checkpointing(**{**kept, "folder": Path(kept["folder"]), "shared": shared})
+
     def run_job(job: dict[str, Any], report: Report) -> TrialResult:
         if job["data"] not in data:
             data.clear()
             data[job["data"]] = TaskData.load(Path(job["data"]))
-        kept = job["checkpoint"]
         return run_trial(
             spec_from_plain(job["spec"]),
             data[job["data"]],
             report,
             weights=Path(job["weights"]) if job["weights"] else None,
             test=job["test"],
-            checkpoint=Checkpointing(**{**kept, "folder": Path(kept["folder"])}) if kept else None,
+            checkpoint=checkpointing(job["checkpoint"]),
             micro_batch_tokens=job["micro_batch_tokens"],
         )
 

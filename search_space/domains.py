@@ -8,6 +8,9 @@ from typing import Any
 
 Scalar = str | int | float | bool
 
+LIVE = ("value", "rest")
+"""What a factor multiplies when a setting is changed in mid-training: the value, or its distance to 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -51,10 +54,13 @@ class FloatRange:
     log: bool = False
     opt_in: bool = False
     help: str = ""
+    live: str = ""
+    """How the value may be changed while a trial trains, one of LIVE; empty: not at all."""
 
     def __post_init__(self) -> None:
         assert self.low <= self.default <= self.high, f"{self.default} outside {self.low}..{self.high}"
         assert not self.log or self.low > 0, "a log range is positive"
+        assert self.live in ("", *LIVE), f"live={self.live!r} is none of {LIVE}"
 
 
 Domain = Choice | IntRange | FloatRange
@@ -171,10 +177,18 @@ def int_range(
 
 
 def float_range(
-    low: float, high: float, *, default: float, help: str, log: bool = False, opt_in: bool = False, **marks: Any
+    low: float,
+    high: float,
+    *,
+    default: float,
+    help: str,
+    log: bool = False,
+    opt_in: bool = False,
+    live: str = "",
+    **marks: Any,
 ) -> Any:
     """A dataclass field that takes a real number."""
-    domain = FloatRange(low=low, high=high, default=default, log=log, opt_in=opt_in, help=help)
+    domain = FloatRange(low=low, high=high, default=default, log=log, opt_in=opt_in, help=help, live=live)
     return field(default=default, metadata={"domain": domain, **_marks(marks)})
 
 

@@ -25,6 +25,7 @@ from search_space.settings import (
     SearchSpec,
     Size,
     SizeTarget,
+    pruner_from_plain,
 )
 from search_space.space import Space, join, unknown
 from search_space.stored import described, space_from_plain, space_to_plain, words
@@ -151,7 +152,7 @@ def from_plain(plain: Mapping[str, Any], full_space: FullSpace, tasks: Mapping[s
             "search": SearchSpec(
                 **{
                     **plain["search"],
-                    "pruner": PrunerSpec(**plain["search"]["pruner"]),
+                    "pruner": pruner_from_plain(plain["search"]["pruner"]),
                     "warm_start": tuple(plain["search"].get("warm_start", ())),
                 }
             ),

@@ -191,7 +191,7 @@ def _stepped(domain: IntRange | FloatRange, low: float, high: float, log: bool, 
         default = low + (min(middle, top) - low) // step * step
         return IntRange(low=int(low), high=int(top), default=int(default), step=step, log=log, help=domain.help)
     if step is None:
-        return FloatRange(low=low, high=high, default=middle, log=log, help=domain.help)
+        return FloatRange(low=low, high=high, default=middle, log=log, help=domain.help, live=domain.live)
     if (high - low) / step >= MOST_OPTIONS:
         raise NarrowingError(
             join(path, "step"),

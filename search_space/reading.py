@@ -244,12 +244,17 @@ def _pruner(search: Section) -> PrunerSpec:
         search.faults.add(f"{path}.{kind}", unknown("pruner", kind, settings.PRUNERS))
         return PrunerSpec()
     rungs = ("grace_tokens", "factor")
-    known = {"none": (), "median": ("grace_tokens",), "asha": rungs, "hyperband": rungs}[kind]
+    copying = ("interval_tokens", "quantile", "factors")
+    known = {"none": (), "median": ("grace_tokens",), "asha": rungs, "hyperband": rungs, "pbt": copying}[kind]
     section = Section(search.faults, f"{path}.{kind}", spec, known)
+    default = PrunerSpec()
     return PrunerSpec(
         kind=kind,
         grace_tokens=section.take("grace_tokens", values.count(), 0),
-        factor=section.take("factor", values.count(low=2, high=100), PrunerSpec().factor),
+        factor=section.take("factor", values.count(low=2, high=100), default.factor),
+        interval_tokens=section.take("interval_tokens", values.count(), 0),
+        quantile=section.take("quantile", values.real(high=0.5, above=True), default.quantile),
+        factors=section.take("factors", values.many(values.real(high=100.0, above=True), at_least=1), default.factors),
     )
 
 

@@ -96,6 +96,9 @@ class TrialSpec:
     space_id: str
     diagnostics: bool = field(default=False, metadata={ADDED: True})
     """Whether the model is looked at on the way; that changes no number of the training."""
+    changes: tuple[dict[str, Any], ...] = field(default=(), metadata={ADDED: True})
+    """{'tokens': n, 'optimizer': {...}}, in order: from so many training tokens on, these settings of the optimiser
+    replace the candidate's."""
 
     @property
     def id(self) -> str:
@@ -207,6 +210,8 @@ class Tag:
     REASON = "assay.reason"
     ATTEMPTS = "assay.attempts"
     """On a trial that was run more than once: how each earlier attempt ended, a line each."""
+    MUTATIONS = "assay.mutations"
+    """On a trial of a population that went on from another one's state: when, from whom, with which settings."""
     REMARKS = "assay.remarks"
     """What went wrong on a trial's way without ending it, a line each."""
     WEIGHTS = "assay.weights"
@@ -221,15 +226,15 @@ class Tag:
     REPLICA = "assay.replica"
     CONTEST = "assay.contest"
     """On the parent: how its finals of the best candidates were asked for, as JSON."""
+    LADDER = "assay.ladder"
+    """On the parent of a ladder: its sizes, target and candidates, as JSON."""
+    RUNG = "assay.rung"
+    """On a training of a ladder: the number of parameters that was asked for."""
     UNTUNED = "assay.untuned"
     """On a final whose learning rate is not known to be the best one for it: why."""
     SAME_AS = "assay.same_as"
     """On a final whose spec another final of the search had already trained: that final's number."""
     FIRST_NONFINITE = "assay.first_nonfinite_step"
-    LADDER = "assay.ladder"
-    """On the parent of a ladder: its sizes, target and candidates, as JSON."""
-    RUNG = "assay.rung"
-    """On a training of a ladder: the number of parameters that was asked for."""
     FINGERPRINT = "assay.data_fingerprint"
     UNIT = "assay.unit"
     """On the parent: what one token of the task is, 'byte' or 'token'; losses are nats per unit."""
@@ -276,6 +281,8 @@ class Artifact:
     """Folder on a trial that was exported: the model as `assay export` wrote it."""
     SPEC = "spec.json"
     RESULT = "result.json"
+    MUTATIONS = "mutations.json"
+    """On a trial with such a tag: the same as data, and the settings of the whole way to its weights."""
     DIAGNOSTICS = "diagnostics.json"
     """On a trial with diagnostics: its checkups, a list."""
     MODEL = "model.safetensors"
@@ -320,6 +327,7 @@ def spec_from_plain(plain: dict[str, Any]) -> TrialSpec:
             "budget": Budget(**plain["budget"]),
             "seeds": Seeds(**plain["seeds"]),
             "blocks": tuple(plain["blocks"]),
+            "changes": tuple(plain.get("changes", ())),
         }
     )
 

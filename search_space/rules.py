@@ -1,6 +1,5 @@
 """The rules across several keys: budgets that divide, pruners with rungs, samplers that fit their space."""
 
-import dataclasses
 import math
 import random
 from collections.abc import Mapping
@@ -10,9 +9,10 @@ from search_space import values
 from search_space.domains import Choice
 from search_space.errors import Faults
 from search_space.points import changed
+from search_space.population_rules import check_population
 from search_space.records import Budget
 from search_space.section import Section
-from search_space.settings import RANKS_FRONTS, SEVERAL_OBJECTIVES, PrunerSpec, SearchSpec, SizeTarget
+from search_space.settings import COPIES, RANKS_FRONTS, SEVERAL_OBJECTIVES, PrunerSpec, SearchSpec, SizeTarget
 from search_space.space import Space, conditional, random_point, searched, size
 
 READINGS = 8
@@ -32,11 +32,11 @@ def read_budget(top: Section, task: Mapping[str, Any], pruner: PrunerSpec) -> tu
     tokens = section.need("tokens", values.count(), 0, "say how many training tokens one trial gets, such as 200k")
     batch = section.take("batch_tokens", values.count(), min(DEFAULT_ROWS * length, tokens or DEFAULT_ROWS * length))
     every = max(batch, tokens // READINGS // batch * batch)
-    if 0 < pruner.grace_tokens < tokens:
-        every = pruner.grace_tokens
+    if 0 < pruner.first_tokens < tokens:
+        every = pruner.first_tokens
     every = section.take("eval_every", values.count(), every)
-    if pruner.kind != "none" and not pruner.grace_tokens:
-        pruner = dataclasses.replace(pruner, grace_tokens=every)
+    if pruner.kind != "none" and not pruner.first_tokens:
+        pruner = pruner.beginning(every)
     budget = Budget(
         tokens=tokens,
         batch_tokens=batch,
@@ -61,6 +61,8 @@ def check(faults: Faults, fields: Mapping[str, Any]) -> None:
     _check_objectives(faults, fields)
     _check_contrasts(faults, fields)
     check_contest(faults, fields)
+    if fields["search"].pruner.kind in COPIES:
+        check_population(faults, fields)
 
 
 def _multiple(faults: Faults, path: str, value: int, other_path: str, unit: int) -> None:
@@ -99,13 +101,13 @@ def _check_budget(faults: Faults, budget: Budget, task: Mapping[str, Any], prune
         )
     if pruner.kind == "none":
         return
-    grace_path = f"search.pruner.{pruner.kind}.grace_tokens"
-    _multiple(faults, grace_path, pruner.grace_tokens, "budget.eval_every", budget.eval_every)
-    if pruner.grace_tokens >= budget.tokens and faults.clean(grace_path, "budget.tokens", "budget.eval_every"):
+    first_path, first = f"search.pruner.{pruner.kind}.{pruner.first_key}", pruner.first_tokens
+    _multiple(faults, first_path, first, "budget.eval_every", budget.eval_every)
+    if first >= budget.tokens and faults.clean(first_path, "budget.tokens", "budget.eval_every"):
         faults.add(
-            grace_path,
-            f"must lie below budget.tokens ({budget.tokens}), or nothing is ever pruned; got "
-            f"{pruner.grace_tokens}, write a smaller one or `pruner: none`",
+            first_path,
+            f"must lie below budget.tokens ({budget.tokens}), or nothing is ever "
+            f"{'copied' if pruner.kind in COPIES else 'pruned'}; got {first}, write a smaller one or `pruner: none`",
             also=("budget.tokens",),
         )
 

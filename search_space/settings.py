@@ -14,9 +14,11 @@ OBJECTIVES = ("loss", "params", "flops_per_token", "state_bytes_per_token", "tok
 SAMPLERS = ("random", "tpe", "grid", "gp", "cmaes", "nsga2", "evolution")
 SEVERAL_OBJECTIVES = ("random", "tpe", "nsga2", "evolution")
 """Samplers that know what to do with more than one objective."""
-PRUNERS = ("none", "asha", "hyperband", "median")
+PRUNERS = ("none", "asha", "hyperband", "median", "pbt")
 RANKS_FRONTS = ("asha", "hyperband")
 """Pruners that compare trials by all objectives."""
+COPIES = ("pbt",)
+"""Pruners that end no trial but have it go on from another one's state."""
 POPULATIONS = {"evolution": 20}
 """Populations of samplers that take another one than nsga2 where the file gives none."""
 ENGINES = ("local", "ray")
@@ -67,6 +69,39 @@ class PrunerSpec:
     """No trial is pruned before it has seen these tokens; 0 with the kind 'none'."""
     factor: int = 2
     """One trial in so many survives a rung (asha, hyperband)."""
+    interval_tokens: int = 0
+    """Training tokens between two comparisons of a population (pbt); 0 with any other kind."""
+    quantile: float = 0.25
+    """Share of a population that copies, and share that is copied (pbt)."""
+    factors: tuple[float, ...] = (0.8, 1.25)
+    """One of them, drawn, multiplies each setting that was copied (pbt)."""
+
+    @property
+    def first_key(self) -> str:
+        """The key that says after how many tokens something is decided first."""
+        return "interval_tokens" if self.kind == "pbt" else "grace_tokens"
+
+    @property
+    def first_tokens(self) -> int:
+        """The value of that key; 0 where the file gives none."""
+        return self.interval_tokens if self.kind == "pbt" else self.grace_tokens
+
+    def beginning(self, tokens: int) -> "PrunerSpec":
+        """The same with that value."""
+        if self.kind == "pbt":
+            return dataclasses.replace(self, interval_tokens=tokens)
+        return dataclasses.replace(self, grace_tokens=tokens)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data; what belongs to populations only where there are any: other searches keep their identity."""
+        plain = {**dataclasses.asdict(self), "factors": list(self.factors)}
+        alone = ("grace_tokens", "factor") if self.kind == "pbt" else ("interval_tokens", "quantile", "factors")
+        return {key: value for key, value in plain.items() if key not in alone}
+
+
+def pruner_from_plain(plain: Mapping[str, Any]) -> PrunerSpec:
+    """The inverse of PrunerSpec.plain."""
+    return PrunerSpec(**{**plain, "factors": tuple(plain.get("factors", PrunerSpec().factors))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +113,7 @@ class SearchSpec:
     trials: int = 50
     seed: int = 0
     population: int = 8
-    """Points per generation of nsga2; trials that live at a time for evolution."""
+    """Points per generation of nsga2; trials that live at a time for evolution; trials that copy each other (pbt)."""
     warm_start: tuple[str, ...] = ()
     """Names of earlier searches whose trials inform the sampler, never counted or shown as this search's own."""
     diagnostics: bool = False
@@ -86,7 +121,7 @@ class SearchSpec:
 
     def plain(self) -> dict[str, Any]:
         """As plain data; what was added later only where it is asked for: other searches keep their identity."""
-        plain = {**dataclasses.asdict(self), "warm_start": list(self.warm_start)}
+        plain = {**dataclasses.asdict(self), "pruner": self.pruner.plain(), "warm_start": list(self.warm_start)}
         return {key: value for key, value in plain.items() if value or key not in ("diagnostics", "warm_start")}
 
 

@@ -17,7 +17,8 @@ def space_to_plain(node: Node) -> dict[str, Any]:
     if isinstance(node, OneOf):
         variants = {kind: space_to_plain(child) for kind, child in node.variants.items()}
         return {"one_of": variants, "default": node.default, "opt_in": node.opt_in}
-    return {**plain(node), "default": node.default, "opt_in": node.opt_in}
+    live = {"live": node.live} if isinstance(node, FloatRange) and node.live else {}
+    return {**plain(node), "default": node.default, "opt_in": node.opt_in, **live}
 
 
 def space_from_plain(stored: Mapping[str, Any]) -> Space:
@@ -37,7 +38,7 @@ def _node(stored: Mapping[str, Any]) -> Node:
         low, high = stored["int"]
         return IntRange(low=low, high=high, step=stored["step"], log=stored["log"], **shared)
     low, high = stored["float"]
-    return FloatRange(low=low, high=high, log=stored["log"], **shared)
+    return FloatRange(low=low, high=high, log=stored["log"], live=stored.get("live", ""), **shared)
 
 
 def described(node: Node, path: str = "") -> dict[str, str]:

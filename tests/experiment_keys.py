@@ -14,6 +14,16 @@ BASE: dict[str, Any] = {
     "final": {"top": 3},
 }
 """Enough of a file for a key to be read beside it."""
+BRED: dict[str, Any] = {
+    **{name: BASE[name] for name in ("name", "task", "budget")},
+    "search": {"trials": 48, "sampler": "random"},
+    "model": {
+        **{"d_model": 32, "layers": 1, "tied": True, "placement": "pre", "init": "scaled_normal"},
+        "mixer": {"softmax": {"kv_heads": 1, "queries_per_kv": 1, "head_dim": 16, "qk_norm": "none"}},
+        **{"position": "rotary", "ffn": {"gelu": {"expansion": 2.0}}, "norm": "rmsnorm"},
+    },
+}
+"""The same for the keys of a population, whose trials have one model."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ KEYS = {
     "search.trials": Key("trials of the search, pruned ones included", "24"),
     "search.seed": Key("of proposals, weights and data", "7"),
     "search.population": Key(
-        "points per generation of nsga2, or alive at a time in evolution",
+        "points per generation of nsga2, alive at a time in evolution, or trials of one population (pbt)",
         "12",
         default=", ".join(
             [f"{settings.SearchSpec().population}", *(f"{n} for {name}" for name, n in settings.POPULATIONS.items())]
@@ -126,10 +136,21 @@ KEYS = {
     "model.size.body_params": Key("those without embeddings and head", "130k", default="not held"),
     "model.size.flops_per_token": Key("forward FLOPs per token", "400k", default="not held"),
 }
-for kind in settings.PRUNERS[1:]:
+for kind in (kind for kind in settings.PRUNERS[1:] if kind not in settings.COPIES):
     KEYS[f"search.pruner.{kind}.grace_tokens"] = Key("no trial is pruned before", "51200", default="budget.eval_every")
 for kind in settings.RANKS_FRONTS:
     KEYS[f"search.pruner.{kind}.factor"] = Key("one trial in so many survives a rung", "3")
+KEYS["search.pruner.pbt.interval_tokens"] = Key(
+    "training tokens after which the worst trials of a population go on from the state of one of the best, each time",
+    "51200",
+    default="budget.eval_every",
+)
+KEYS["search.pruner.pbt.quantile"] = Key("share of the population that does, and share it goes on from", "0.2")
+KEYS["search.pruner.pbt.factors"] = Key(
+    "one of them, drawn, multiplies each searched setting that was taken over (of a beta, its distance to 1)",
+    "[0.5, 2.0]",
+    "one or more numbers above 0",
+)
 TASK_EXAMPLES = {
     "seq_len": "128",
     "eval_lengths": "[256, 512]",

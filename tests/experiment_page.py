@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from experiment_keys import BASE, KEYS, TASK_EXAMPLES
+from experiment_keys import BASE, BRED, KEYS, TASK_EXAMPLES
 
 from runners.candidate import full_space
 from runners.tasks import TASKS
@@ -69,15 +69,22 @@ def beside(data: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def with_key(path: str) -> dict[str, Any]:
     """A file with the example of a key."""
-    return beside(BASE, path, yaml.safe_load(KEYS[path].example))
+    return beside(base_of(path), path, yaml.safe_load(KEYS[path].example))
+
+
+def base_of(path: str) -> Mapping[str, Any]:
+    """Enough of a file for the key."""
+    return BRED if path.startswith("search.pruner.pbt.") else BASE
 
 
 def keys_of_the_reader() -> tuple[set[str], dict[str, tuple[Parser, Any]]]:
     """Every key outside tasks and the space, and what is recorded of those taken in one step."""
-    pruners = [{"search": {"pruner": {kind: None}, "trials": 48}} for kind in settings.PRUNERS]
+    pruners = [beside(base_of(f"search.pruner.{kind}."), "search.pruner", {kind: None}) for kind in settings.PRUNERS]
     sizes = [{"model": {"size": {measure: 100_000}}} for measure in settings.MEASURES]
     with recorded() as (known, taken):
-        for change in ({}, *pruners, *sizes):
+        for pruner in pruners:
+            read(pruner)
+        for change in ({}, *sizes):
             read({**BASE, **change})
     sections = {key.rpartition(".")[0] for key in known} | {"model.size"}
     spaces = set(full_space().fields)

@@ -11,7 +11,7 @@ from analysis.tables import aligned
 from runners.commands.runs import number, path_of, run_plain
 from search_space.errors import UserError
 from search_space.places import locate
-from search_space.records import Artifact, Metric, Stage, Status
+from search_space.records import Artifact, Metric, Stage, Status, Tag
 from search_space.space import unknown
 
 _COSTS = (
@@ -84,6 +84,12 @@ def _as_file(uri: str, winner: RunRow, name: str) -> str:
     from search_space.experiment import changed
     from search_space.stored import space_from_plain
 
+    if Tag.MUTATIONS in winner.tags:
+        raise UserError(
+            f"assay best {name} --as-file: {path_of(winner)} went on from other trials' states with settings that "
+            f"changed on the way, which no file says; assay replay {path_of(winner)} trains it again, assay show "
+            f"{path_of(winner)} lists the changes"
+        )
     plain = _parent_plain(uri, winner)
     values = {path: typed(text) for path, text in winner.params.items()}
     point = changed(space_from_plain(plain["full"]), space_from_plain(plain["space"]), values, {})

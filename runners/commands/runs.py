@@ -75,7 +75,7 @@ def _moment(seconds: float) -> str:
 
 def _last_lines(uri: str, row: RunRow) -> str:
     held = artifact(uri, row, Artifact.TRACEBACK)
-    return held.read_text() if held else ""
+    return held.read_text(errors="replace") if held else ""
 
 
 def number(value: float | None, form: str = ".4f") -> str:
@@ -137,7 +137,12 @@ def _run_text(entry: dict[str, Any]) -> str:
     ]
     if entry["reason"]:
         lines.append(f"  reason   {entry['reason']}")
-    for word, tag in (("attempt", Tag.ATTEMPTS), ("remark", Tag.REMARKS), ("weights", Tag.WEIGHTS)):
+    for word, tag in (
+        ("attempt", Tag.ATTEMPTS),
+        ("mutation", Tag.MUTATIONS),
+        ("remark", Tag.REMARKS),
+        ("weights", Tag.WEIGHTS),
+    ):
         lines += [f"  {word.ljust(8)} {line}" for line in entry["tags"].get(tag, "").splitlines()]
     lines += [f"  caution  {caution}" for caution in entry["tags"].get(Tag.CAUTIONS, "").splitlines()]
     lines += [f"  warning  {warning}" for warning in entry["warnings"]]

@@ -6,7 +6,8 @@ import math
 import pytest
 from studied import curve, experiment
 
-from runners.pruning import AbstractPruner, Asha, Hyperband, Median, NoPruner, make_pruner, observe_all, rungs
+from runners.pruners import make_pruner
+from runners.pruning import AbstractPruner, Asha, Hyperband, Median, NoPruner, observe_all, rungs
 from search_space.records import Status, TrialResult
 
 
