@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from analysis.fastread import RunRow
-from analysis.load import artifact, find_run, list_runs
+from analysis.load import artifact, find_run, histories, list_runs
 from analysis.tables import aligned
 from runners.commands.runs import number, path_of, run_plain
 from search_space.errors import UserError
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     uri = locate(arguments.tracking_uri).uri
     if arguments.command == "compare":
         rows = find_run(uri, arguments.run), find_run(uri, arguments.other)
-        compared = _compare(*rows)
+        compared = _compare(*rows) | _at_equal_tokens(uri, *rows)
         print(json.dumps(compared, indent=2) if arguments.json else _compare_text(compared))
         return 0
     winner = _winner(list_runs(uri, arguments.name), arguments)
@@ -100,7 +100,10 @@ def _parent_plain(uri: str, winner: RunRow) -> dict[str, Any]:
     parent = find_run(uri, winner.tags["mlflow.parentRunId"])
     held = artifact(uri, parent, Artifact.EXPERIMENT_PLAIN)
     assert held is not None, f"the parent of {winner.run_id} keeps no {Artifact.EXPERIMENT_PLAIN}"
-    plain: dict[str, Any] = json.loads(held.read_text())
+    try:
+        plain: dict[str, Any] = json.loads(held.read_text())
+    except ValueError as error:
+        raise UserError(f"{held}: is damaged ({error}); bring back an intact copy of it") from error
     return plain
 
 
@@ -118,6 +121,18 @@ def _compare(one: RunRow, other: RunRow) -> dict[str, Any]:
         },
         "metrics": {name: [one.metrics.get(name), other.metrics.get(name)] for name in metrics},
     }
+
+
+def _at_equal_tokens(uri: str, one: RunRow, other: RunRow) -> dict[str, Any]:
+    """The validation losses of both after the most training tokens that both have a reading at; empty without any."""
+    curves: dict[str, dict[int, float]] = {one.run_id: {}, other.run_id: {}}
+    for run_id, _, tokens, loss in histories(uri, [one, other], [Metric.VALIDATION_CURVE]):
+        curves[run_id][tokens] = loss
+    common = curves[one.run_id].keys() & curves[other.run_id].keys() - {0}
+    if not common:
+        return {}
+    tokens = max(common)
+    return {"at_equal_tokens": {"tokens": tokens, "losses": [curves[row.run_id][tokens] for row in (one, other)]}}
 
 
 def _compare_text(compared: dict[str, Any]) -> str:
@@ -141,6 +156,16 @@ def _compare_text(compared: dict[str, Any]) -> str:
             "",
             aligned(["metric", first, second, "difference"], measured),
             "",
+            *_equal_text(compared),
             "one run each: a difference in loss here is no verdict; paired finals decide (see `assay report`)",
         ]
     )
+
+
+def _equal_text(compared: dict[str, Any]) -> list[str]:
+    held = compared.get("at_equal_tokens")
+    if not held:
+        return []
+    first, second = held["losses"]
+    said = f"{number(first, ',.6g')} and {number(second, ',.6g')}, difference {number(second - first, '+,.6g')}"
+    return [f"validation loss after {held['tokens']:,} tokens, the most that both read at: {said}", ""]
