@@ -80,7 +80,7 @@ def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFram
     columns = ["run_id", "tokens", "loss", "train_loss", "seconds"]
     folder = load.artifact(uri, parent, Artifact.CURVES)
     shards = sorted(folder.glob("*.parquet")) if folder is not None else []
-    tables = [pd.read_parquet(shard).rename(columns={"run": "run_id"})[columns] for shard in shards]
+    tables = [table.rename(columns={"run": "run_id"})[columns] for table in map(_shard, shards) if table is not None]
     held = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
     seen = held.groupby("run_id")["tokens"].max().to_dict()
     lacking = [
@@ -96,6 +96,14 @@ def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFram
     return curves.sort_values(["stage", "number", "tokens"]).reset_index(drop=True)
 
 
+def _shard(file: Path) -> pd.DataFrame | None:
+    """What a shard holds; None when it is damaged, and then the metric histories hold the same points."""
+    try:
+        return pd.read_parquet(file)
+    except ValueError:  # Of which Arrow's own errors are.
+        return None
+
+
 def _from_histories(uri: str, rows: Sequence[RunRow]) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
@@ -109,4 +117,7 @@ def _from_histories(uri: str, rows: Sequence[RunRow]) -> pd.DataFrame:
 
 
 def _json(path: Path | None) -> dict[str, Any]:
-    return {} if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return {} if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise StoreError(f"{path}: is damaged ({error}); bring back an intact copy of it") from error

@@ -11,10 +11,10 @@ import tempfile
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from search_space.errors import UserError
@@ -35,6 +35,8 @@ from search_space.space import unknown
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
+
+Made = TypeVar("Made")
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -275,11 +277,29 @@ class Store:
         """The text of an artifact; StoreError when absent."""
         local = self.artifact(run, path)
         assert local is not None
-        return local.read_text()
+        return self._read(run, path, local, str)
+
+    def _read(self, run: "Run", path: str, file: Path, make: Callable[[str], Made]) -> Made:
+        """What a text artifact says; StoreError when it is damaged."""
+        try:
+            return make(file.read_text())
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"run {run.info.run_name} ({run.info.run_id[:8]}): its artifact {path!r} is damaged "
+                f"({type(error).__name__}: {str(error)[:200]}); bring back an intact copy of {file}"
+            ) from error
+
+    def record(self, run: "Run", path: str, make: Callable[[Any], Made]) -> Made:
+        """What is made of a JSON artifact; StoreError when it is absent or damaged."""
+        local = self.artifact(run, path)
+        assert local is not None
+        return self._read(run, path, local, lambda text: make(json.loads(text)))
 
     def spec(self, run: "Run") -> TrialSpec:
         """The full spec of a trial."""
-        return spec_from_plain(json.loads(self.text(run, Artifact.SPEC)))
+        return self.record(run, Artifact.SPEC, spec_from_plain)
 
     def result(self, run: "Run") -> TrialResult:
         """The full result of a finished trial; StoreError for one that has not ended."""
@@ -290,7 +310,7 @@ class Store:
                 f"run {run.info.run_name} ({run.info.run_id[:8]}): has no result (status {status or 'running'}); "
                 f"continue the search {search!r} first"
             )
-        return result_from_plain(json.loads(self.text(run, Artifact.RESULT)))
+        return self.record(run, Artifact.RESULT, result_from_plain)
 
     def parent_of(self, run: "Run") -> "Run":
         """The search a trial belongs to."""
@@ -307,8 +327,7 @@ class Store:
     def environment(self, run: "Run") -> dict[str, Any]:
         """What the driver recorded of its own code when this trial was trained."""
         file = self.environment_file(run, Artifact.ENVIRONMENT)
-        plain: dict[str, Any] = json.loads(file.read_text()) if file else {}
-        return plain
+        return self._read(run, Artifact.ENVIRONMENT, file, lambda text: dict(json.loads(text))) if file else {}
 
 
 def _is_contender(run: "Run") -> bool:

@@ -1,7 +1,6 @@
 """`assay retry`: run trials again that did not end well, under their numbers, and say what came of them."""
 
 import argparse
-import json
 import sys
 
 from runners.candidate import full_space
@@ -61,8 +60,9 @@ def _wanted(store: Store, arguments: argparse.Namespace) -> tuple[str, list[Want
 
 
 def _experiment(store: Store, name: str) -> Experiment:
-    plain = json.loads(store.text(store.parent(name), Artifact.EXPERIMENT_PLAIN))
-    return from_plain(plain, full_space, TASKS)
+    return store.record(
+        store.parent(name), Artifact.EXPERIMENT_PLAIN, lambda plain: from_plain(plain, full_space, TASKS)
+    )
 
 
 def _close(store: Store, name: str, wanted: list[Wanted]) -> int:
