@@ -5,6 +5,7 @@ as `next_bout` asks for them, with every verdict looked at after every training.
 the candidate's own, plus a part that all runs of a seed share, plus noise of its own; one seed in the search, others in
 the sweeps, others in the replicas. Printed: how often equal candidates were told apart, how often and after how many
 seeds a gap of two paired deviations was found, and how often every interval of a contest held the true difference.
+Where deviations are unequal, noisy candidates crowd out the better one before the finals, which is told apart.
 """
 
 import argparse
@@ -82,7 +83,9 @@ class Story:
     declared: frozenset[int]
     """Candidates of which any look ever said that they beat the baseline or lose to it."""
     found_after: float
-    """Pairs after which candidate 1 was first declared better; infinite when it never was, or was not selected."""
+    """Pairs after which candidate 1 was first declared better; infinite when it never was."""
+    entered: bool
+    """Whether candidate 1 was among the finalists."""
     held: bool
     """Whether every interval at every look held the true difference."""
     trainings: int
@@ -112,7 +115,7 @@ def play(world: World, spec: ContestSpec, *, until_found: bool = False) -> Story
                 found = min(found, verdict.n)
         if until_found and (1 not in entered or found < math.inf):
             break
-    return Story(declared=frozenset(declared), found_after=found, held=held, trainings=len(ended))
+    return Story(declared=frozenset(declared), found_after=found, entered=1 in entered, held=held, trainings=len(ended))
 
 
 def _run_of(contest: Contest, ended: dict[Bout, float], bout: Bout) -> tuple[int, object]:
@@ -130,8 +133,10 @@ class Figures:
     searches: int
     false_winners: float
     """Share of null searches in which any look declared any winner."""
+    selected: float
+    """Share of searches whose one better candidate came among five finalists, by one noisy run of each of all."""
     power: float
-    """Share of searches in which the better one of five was found within ten seeds, selection included."""
+    """Share of those in which it was found within ten seeds."""
     mean_seeds: float
     """Pairs until the better one of twenty is found, without a cap."""
     coverage: float
@@ -143,8 +148,9 @@ class Figures:
         """All in one line."""
         return (
             f"{self.noise:8} {self.searches} searches each: null declares any winner {self.false_winners:.1%}; "
-            f"gap of 2 found by 5 finalists within 10 seeds {self.power:.1%}; by 20, uncapped, after "
-            f"{self.mean_seeds:.2f} seeds; all intervals of a contest hold {self.coverage:.1%}; "
+            f"a gap of 2 comes among 5 finalists {self.selected:.1%}, and is then found within 10 seeds "
+            f"{self.power:.1%}; among 20, uncapped, after {self.mean_seeds:.2f} seeds; all intervals of a contest hold "
+            f"{self.coverage:.1%}; "
             f"{self.trainings:.0f} trainings in a null contest"
         )
 
@@ -162,7 +168,8 @@ def measure(noise: Noise, searches: int, *, twenty: int) -> Figures:
         noise=noise.name,
         searches=searches,
         false_winners=sum(bool(story.declared) for story in null) / searches,
-        power=sum(story.found_after < math.inf for story in real) / searches,
+        selected=sum(story.entered for story in real) / searches,
+        power=sum(story.found_after < math.inf for story in real) / sum(story.entered for story in real),
         mean_seeds=sum(seeds) / len(seeds) if seeds else math.nan,
         coverage=sum(story.held for story in (*null, *real, *tuned)) / (3 * searches),
         trainings=sum(story.trainings for story in null) / searches,

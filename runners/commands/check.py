@@ -91,7 +91,9 @@ def _predict(experiment: Experiment, legal: list[Resolved]) -> dict[str, float]:
     per_token = seconds / tokens.numel()
     trial = per_token * experiment.budget.tokens
     waves = math.ceil(min(experiment.search.trials, size(experiment.space)) / experiment.engine.jobs)
-    finals = math.ceil(2 * experiment.final.seeds * len(experiment.final.contrasts) / experiment.engine.jobs)
+    contest = experiment.final.contest
+    met = (contest.top + 1) * (contest.sweep + contest.max_seeds) if contest.top else 0
+    finals = math.ceil((2 * experiment.final.seeds * len(experiment.final.contrasts) + met) / experiment.engine.jobs)
     return {
         "seconds_per_unpruned_trial": round(trial, 2),
         "seconds_if_nothing_is_pruned": round(trial * waves, 1),
@@ -134,7 +136,7 @@ def _text(experiment: Experiment, facts: dict[str, Any]) -> str:
             f"  predicted time  {predicted['seconds_per_unpruned_trial']} s an unpruned trial; "
             f"{in_words(predicted['seconds_if_nothing_is_pruned'])} for {experiment.search.trials} trials on "
             f"{predicted['jobs']} job(s) if nothing is pruned, "
-            f"{in_words(predicted['seconds_of_finals'])} for the finals"
+            f"at most {in_words(predicted['seconds_of_finals'])} for the finals"
         )
     else:
         lines[0] = f"{experiment.name}: no legal point among {facts['sampled']} drawn"
