@@ -64,8 +64,10 @@ class Search:
 
     @cached_property
     def trainings(self) -> pd.DataFrame:
-        """Every trial and final that was trained: copies of another final are left out."""
-        return self.frame[(self.frame["same_as"] == "") & self.frame["stage"].isin([Stage.SEARCH, Stage.FINAL])]
+        """Every trial, sweep and final that was trained: copies of another final are left out."""
+        return self.frame[
+            (self.frame["same_as"] == "") & self.frame["stage"].isin([Stage.SEARCH, Stage.SWEEP, Stage.FINAL])
+        ]
 
     @property
     def finished(self) -> pd.DataFrame:
