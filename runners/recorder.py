@@ -121,8 +121,13 @@ class Recorder:
             raise self._fault
         return found
 
-    def close(self, finish: Callable[[], None], *, hurried: bool = False) -> int:
-        """Show what is left, then `finish` the search's run; how many ends the store does not show, its own too."""
+    def close(
+        self, finish: Callable[[], None], *, hurried: bool = False, meanwhile: Callable[[], None] = lambda: None
+    ) -> int:
+        """Show what is left, then `finish` the search's run; how many ends the store does not show, its own too.
+
+        `meanwhile` is called twice a second, to note down what is shown by then: this process may be killed.
+        """
         if self._thread is None:
             return 0
         with self._state:
@@ -132,6 +137,7 @@ class Recorder:
         # One call that hangs may outlast the patience; it is not waited for much longer.
         while self._thread.is_alive() and not self._is_stuck(HURRIED_SECONDS):
             self._thread.join(LEAST_PAUSE)
+            meanwhile()
         missing = sum(wanted.result is not None for wanted in self._wanted.values())
         if not self._thread.is_alive() and self._is_open:
             try:

@@ -101,11 +101,17 @@ def run_search(
             finally:
                 shown.end()
                 others = study.crew.others_if_known()
+
+                def settle() -> None:
+                    source.settle_shown()
+                    finals.settle_shown()
+
                 unshown = recorder.close(
-                    lambda: tracker.finish_search(status, source.metrics(), others), hurried=status != "FINISHED"
+                    lambda: tracker.finish_search(status, source.metrics(), others),
+                    hurried=status != "FINISHED",
+                    meanwhile=settle,
                 )
-                source.settle_shown()
-                finals.settle_shown()
+                settle()
         return source.outcome(
             recorder.parent, interrupts.asked, finals.outcomes(), time.monotonic() - began, unshown=unshown
         )
