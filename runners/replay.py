@@ -106,7 +106,7 @@ def _train(
             "data": "" if data_path or held is None else str(held),
             "data_path": data_path,
             "stop_after": _stop_after(recorded),
-            "test": run.data.tags[Tag.STAGE] == Stage.FINAL,
+            "test": run.data.tags[Tag.STAGE] in (Stage.FINAL, Stage.LADDER),
             "seeds_parts": run.data.tags[Tag.STAGE] == Stage.TRAIN,
             "weights": str(weights) if weights else "",
             "micro_batch_tokens": int(recorded.metrics.get(Metric.MICRO_BATCH_TOKENS, 0)),

@@ -9,18 +9,23 @@ from analysis import curves, drawing, landscape, landscape_plots, plots
 from analysis.diagnostics import Looked, diagnostics_figure, looked
 from analysis.effects import Effects, main_effects
 from analysis.frame import ENDED_BADLY, Search
+from analysis.ladder import projections, read_ladder
 from analysis.load import load_search
 from analysis.report.document import markdown_page
 from analysis.report.findings import Findings
+from analysis.report.ladder import write_ladder_report
 from analysis.report.page import html_page
 from analysis.report.sections import FIRST, document
 from analysis.verdicts import Contrast, contrasts
-from search_space.records import Metric
+from search_space.records import Metric, Tag
 
 
 def write_report(uri: str, name: str, out: Path) -> Path:
     """Write report.html, report.md and PNG files into the folder `out` (made if missing); the path of report.html."""
     search = load_search(uri, name)
+    if Tag.LADDER in search.parent.run.tags:
+        ladder = read_ladder(uri, name)
+        return write_ladder_report(ladder, projections(ladder), out)
     out.mkdir(parents=True, exist_ok=True)
     effects, found, inside = main_effects(search), contrasts(search), looked(search)
     pictures = _pictures(search, effects, found, inside)

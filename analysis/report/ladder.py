@@ -23,6 +23,7 @@ from analysis.report.document import (
     markdown_page,
 )
 from analysis.report.page import html_page
+from analysis.report.sections import FIRST
 from search_space.records import Stage
 
 PICTURE = "ladder.png"
@@ -52,7 +53,7 @@ def document(ladder: Ladder, found: Sequence[Projection]) -> Document:
         title=ladder.name,
         lead=[lead],
         sections=[
-            Section(title="Verdicts", blocks=_verdicts(ladder, found), short="Verdicts"),
+            Section(title=FIRST, blocks=_verdicts(ladder, found), short=FIRST),
             Section(title="Over size", blocks=_pictures(ladder, found), short="Over size"),
             Section(title="How far to trust it", blocks=_trust(ladder, found, checks), short="Trust"),
             Section(title="Trainings", blocks=[_trainings(ladder)], short="Trainings"),
@@ -77,9 +78,7 @@ def _pictures(ladder: Ladder, found: Sequence[Projection]) -> list[Block]:
     about = (
         f"n={len(ladder.trainings)} trainings, up to {seeds} seeds a size. Line and band: expected, {level} interval"
     )
-    note = (
-        f"{about} of the curve itself, over several forms. The last point of each is the target, which was not trained."
-    )
+    note = f"{about} of the curve itself, over several forms. Nothing was trained at the target."
     blocks: list[Block] = [
         Picture(title="Loss against size", note=note, file=PICTURE, chart=_curves_chart(ladder)),
     ]
@@ -153,7 +152,7 @@ def _curves_chart(ladder: Ladder) -> Chart:
         believed = curve_of(ladder, label, places)
         if believed is not None:
             fits[label] = _fit(places, believed, 2 * ladder.sure - 1)
-            items.append(_item(label, ladder.target, believed.mean(), "expected at the target"))
+            items += _at_target(ladder, label, fits[label][-1])
     return _chart("Loss against size", f"loss ({ladder.unit})", items, fits, [])
 
 
@@ -168,9 +167,16 @@ def _gaps_chart(ladder: Ladder) -> Chart:
         gap = gap_of(ladder, one, other, places)
         if gap is not None:
             fits[name] = _fit(places, gap[1], 2 * ladder.sure - 1)
-            items.append(_item(name, ladder.target, gap[1].mean(), "expected at the target"))
+            items += _at_target(ladder, name, fits[name][-1])
     level = [{"y": 0.0, "label": "no difference"}]
     return _chart("Paired differences against size", f"difference of loss ({ladder.unit})", items, fits, level)
+
+
+def _at_target(ladder: Ladder, name: str, last: list[float]) -> list[dict[str, object]]:
+    """What is expected at the target, and the ends of its interval, as points that the page keeps in view."""
+    words = (f"expected of {name}", f"{name}: lower end", f"{name}: upper end")
+    group = f"at {size_text(ladder.target)}: expected, ends of the interval"
+    return [_item(group, last[0], value, said) for value, said in zip(last[1:], words, strict=True)]
 
 
 def _item(group: str, size: float, value: float, words: str) -> dict[str, object]:

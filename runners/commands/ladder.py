@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runners.ladder import LadderOutcome, ladder_name, run_ladder
 from runners.ladder_plan import Asked
+from runners.publishing import publish
 from runners.store import Store
 from runners.tracking import Tracker
 from search_space.errors import UserError
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         data_path=arguments.data,
         address=arguments.address,
     )
-    return _close(outcome, tracker)
+    return _close(outcome, store, tracker)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -53,7 +54,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _close(outcome: LadderOutcome, tracker: Tracker) -> int:
+def _close(outcome: LadderOutcome, store: Store, tracker: Tracker) -> int:
     counts = ", ".join(f"{number} {status}" for status, number in outcome.counts.items() if number)
     print(f"\n{outcome.name}: {counts or 'nothing trained'} in {outcome.seconds:.0f} s")
     if outcome.interrupted:
@@ -63,12 +64,11 @@ def _close(outcome: LadderOutcome, tracker: Tracker) -> int:
         print(f"the tracking store lacks {outcome.unshown} results; the same command shows them")
         return 1
     from analysis.ladder import ladder_text, projections, read_ladder
-    from analysis.report.ladder import write_ladder_report
+    from analysis.report import first_answers, write_report
 
     ladder = read_ladder(tracker.place.uri, outcome.name)
-    found = projections(ladder)
-    print(f"\n{ladder_text(ladder, found)}")
-    page = write_ladder_report(ladder, found, Path("reports") / outcome.name)
-    tracker.log_report(page.parent)
+    print(f"\n{ladder_text(ladder, projections(ladder))}")
+    page = write_report(tracker.place.uri, outcome.name, Path("reports") / outcome.name)
+    publish(store, outcome.name, page.parent, first_answers(page))
     print(f"\nReport: {page}")
     return 0 if outcome.is_whole else 1

@@ -48,12 +48,16 @@ def _wanted(store: Store, arguments: argparse.Namespace) -> tuple[str, list[Want
     if arguments.failed:
         if "/" in arguments.run:
             raise UserError(f"assay retry {arguments.run} --failed: --failed takes the name of a search, not of a run")
+        if Tag.LADDER in store.parent(arguments.run).data.tags:
+            raise UserError(f"assay retry {arguments.run}: is a ladder, whose verdicts count what ended badly as that")
         return arguments.run, []
     if arguments.run in store.searches():
         raise UserError(f"assay retry {arguments.run}: is a search; add --failed, or name one of its runs")
     tags = store.find_run(arguments.run).data.tags
     if tags[Tag.STAGE] == Stage.TRAIN:
         raise UserError(f"assay retry {arguments.run}: is a longer training; assay train with --resume goes on with it")
+    if tags[Tag.STAGE] == Stage.LADDER:
+        raise UserError(f"assay retry {arguments.run}: is of a ladder, whose verdicts count it as having ended badly")
     if tags[Tag.STAGE] == Stage.SWEEP:
         raise UserError(f"assay retry {arguments.run}: a rate of a sweep that ended badly counts as a bad rate")
     return tags[Tag.SEARCH], [Wanted(stage=Stage(tags[Tag.STAGE]), number=int(tags[Tag.NUMBER]))]

@@ -235,6 +235,10 @@ def test_a_killed_ladder_goes_on_to_its_verdict(
     assert "was begun otherwise" in capsys.readouterr().err
     assert main(["runs", "tiny-ladder", "--tracking-uri", uri]) == 0
     assert "tiny-ladder/ladder/6" in capsys.readouterr().out
+    assert main(["replay", "tiny-ladder/ladder/6", "--tracking-uri", uri]) == 0
+    assert main(["report", "tiny-ladder", "--tracking-uri", uri]) == 0
+    assert "at 2M" in (tmp_path / "reports/tiny-ladder/report.md").read_text()
+    assert main(["retry", "tiny-ladder", "--failed", "--tracking-uri", uri]) == 2
     assert "18 trials" in plan_remove("tiny-ladder", uri).lines[0]
 
 
