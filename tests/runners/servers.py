@@ -39,8 +39,10 @@ def postgres() -> Iterator[str]:
     try:
         run("initdb", "-A", "trust", "-U", "postgres")
         run("pg_ctl", "-o", options, "-l", str(folder / "log"), "-w", "start")
-        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        run("pg_ctl", "-m", "immediate", "stop")
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            run("pg_ctl", "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder)
 
