@@ -105,3 +105,12 @@ def lead_text(search: Search) -> str:
     rule = "within" if lead < 2 * math.sqrt(2) * spread else "beyond"
     close = "undecided" if rule == "within" else "likely, but a paired final has to say"
     return f"{head}, {rule} what seeds alone do (deviation {spread:.3f}, {degrees} degrees of freedom): {close}."
+
+
+def sampled(trials: pd.DataFrame, most: int) -> pd.DataFrame:
+    """All trials, or where they are too many the best, the baseline and an even sample of the others, by loss."""
+    if len(trials) <= most:
+        return trials
+    order = trials.sort_values(Metric.LOSS, na_position="last", kind="stable")
+    rest = np.linspace(most // 3, len(order) - 1, most - most // 3).round().astype(int)
+    return order.iloc[np.unique([*range(most // 3), *rest, *np.flatnonzero(order["is_baseline"])])]

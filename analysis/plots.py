@@ -25,12 +25,14 @@ from analysis.drawing import (
 )
 from analysis.effects import Effect, Effects
 from analysis.frame import Search, short_path
-from analysis.leaderboard import leaderboard, seed_spread
+from analysis.leaderboard import leaderboard, sampled, seed_spread
 from analysis.pareto import front
 from analysis.verdicts import Contrast
 from search_space.records import Metric, Stage, Status
 
 _MOST_ROWS = 60
+_MOST_CURVES = 400
+"""Curves that are drawn: the best, the baseline and an even sample of the others."""
 _SIDE = 34
 """Characters of a side's name in a label."""
 _ISO_COST = 1.02
@@ -75,8 +77,9 @@ def curves_figure(search: Search) -> Figure:
     begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
     curves = dict(list(begun.groupby("run_id")))
     best = search.finished["run_id"].iloc[0] if len(search.finished) else ""
-    for _, row in search.trials.iterrows():
-        if row["run_id"] not in curves or row["run_id"] == best or row["is_baseline"]:
+    shown = sampled(search.trials[search.trials["run_id"].isin(curves)], _MOST_CURVES)
+    for _, row in shown.iterrows():
+        if row["run_id"] == best or row["is_baseline"]:
             continue
         curve, colour = curves[row["run_id"]], STATUS_COLOURS.get(row["status"], GREY)
         ends = row["status"] not in (Status.OK, Status.PRUNED)
@@ -105,7 +108,9 @@ def curves_figure(search: Search) -> Figure:
     axes.set_xlabel("training tokens")
     axes.set_ylabel(f"validation loss ({search.unit})")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
-    title(figure, f"{search.name}: learning curves", [f"{int(counts.sum())} trials with readings, one seed each"])
+    drawn = f"; {len(shown)} of them drawn" if len(shown) < counts.sum() else ""
+    notes = [f"{int(counts.sum())} trials with readings, one seed each{drawn}"]
+    title(figure, f"{search.name}: learning curves", notes)
     return figure
 
 

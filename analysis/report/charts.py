@@ -17,7 +17,7 @@ from analysis.compare import interval_text
 from analysis.diagnostics import Looked
 from analysis.effects import Effects, Interaction
 from analysis.frame import ENDED_BADLY, Search, describe, short_path
-from analysis.leaderboard import leaderboard, seed_spread
+from analysis.leaderboard import sampled, seed_spread
 from analysis.pareto import front
 from search_space.records import Metric, Stage
 
@@ -53,7 +53,7 @@ def curves_chart(search: Search) -> Chart:
     """Validation loss against training tokens of every trial, or of the best and an even sample of the others."""
     begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
     begun = begun[np.isfinite(begun["loss"])]
-    trials = _sampled(search, search.trials[search.trials["run_id"].isin(begun["run_id"])], MOST_CURVES)
+    trials = sampled(search.trials[search.trials["run_id"].isin(begun["run_id"])], MOST_CURVES)
     readings = dict(list(begun.groupby("run_id")))
     items = _items(search, trials)
     for item, run_id in zip(items, trials["run_id"], strict=True):
@@ -80,7 +80,7 @@ def rates_chart(search: Search) -> Chart:
     outcome, tokens = landscape.losses(search)
     paths = landscape.rates(search)
     ended = search.trials["status"].isin(ENDED_BADLY) | search.trials["run_id"].isin(outcome.index)
-    trials = _sampled(search, search.trials[ended], MOST_POINTS)
+    trials = sampled(search.trials[ended], MOST_POINTS)
     items = _items(search, trials)
     places = {path: trials[f"param/{path}"].astype(float) for path in paths}
     for k, (item, run_id) in enumerate(zip(items, trials["run_id"], strict=True)):
@@ -107,7 +107,7 @@ def rates_chart(search: Search) -> Chart:
 
 def front_chart(search: Search) -> Chart:
     """Final loss against each cost that was measured, with the trials that no other betters in both."""
-    done = _sampled(search, search.finished, MOST_POINTS).reset_index(drop=True)
+    done = sampled(search.finished, MOST_POINTS).reset_index(drop=True)
     names = [name for name in MEASURES if name in done and done[name].notna().any()]
     items = _items(search, done)
     for item, (_, row) in zip(items, done.iterrows(), strict=True):
@@ -244,17 +244,6 @@ def _items(search: Search, trials: pd.DataFrame) -> list[dict[str, Any]]:
         }
         for _, row in trials.iterrows()
     ]
-
-
-def _sampled(search: Search, trials: pd.DataFrame, most: int) -> pd.DataFrame:
-    """All trials, or where they are too many the best third of what is shown, the baseline and an even sample."""
-    if len(trials) <= most:
-        return trials
-    board = leaderboard(search)["number"]
-    order = trials.set_index("number").reindex(board[board.isin(trials["number"])])
-    rest = np.linspace(most // 3, len(order) - 1, most - most // 3).round().astype(int)
-    places = np.unique([*range(most // 3), *rest, *np.flatnonzero(order["is_baseline"])])
-    return order.iloc[places].rename_axis("number").reset_index()
 
 
 def _colours(search: Search) -> list[str]:
