@@ -34,6 +34,8 @@ MUTATIONS = "assay.mutations"
 _SPEEDS = "assay.speeds"
 _OWNER = "assay.owner"
 _BUSY_SECONDS = 60
+_OPENINGS = 6
+_THERE = ("already exists", "UNIQUE constraint", "unique constraint", "duplicate key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +76,30 @@ def open_storage(uri: str) -> RDBStorage:
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return _opened(uri)
+        return _patiently_opened(uri)
     except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"study storage {uri}: cannot be opened ({lines[0]}); check the address, the disk and the rights to it, or "
             "bring back an intact copy"
         ) from error
+
+
+def _patiently_opened(uri: str) -> RDBStorage:
+    """Opened although another process makes the tables at this moment: whoever comes second finds them in its way."""
+    for attempt in range(_OPENINGS):
+        try:
+            return _opened(uri)
+        except (
+            sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.OperationalError,
+            sqlalchemy.exc.ProgrammingError,
+        ) as error:
+            # Of PostgreSQL and SQLite: a table, its type or its first row is there by now.
+            if not any(word in str(error) for word in _THERE) or attempt == _OPENINGS - 1:
+                raise
+            time.sleep(0.1 * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _opened(uri: str) -> RDBStorage:
