@@ -44,6 +44,10 @@ class Climb(AbstractSource):
         self._parts = parts(list(self._members), asked)
         self._active: dict[int, Shown] = {}
         self._resolved: dict[tuple[str, int, int], Resolved] = {}
+        for size in asked.sizes:  # What cannot be built at some size is refused before anything trains.
+            budget_at(experiment.budget, size, asked, data.shape.train_len)
+            for member in found:
+                self._at(member, size, 0)
         for entry in ledger.unfinished():
             if entry.result is not None:
                 recorder.finish(ladder_trial(entry), entry.result)

@@ -86,7 +86,6 @@ def run_ladder(
         file = folder / f"data-{data.fingerprint[:12]}.safetensors"
         data.save(file)
         ledger = Ledger(storage, f"{study_name(name, 0)}/{Stage.LADDER}", directions([Metric.LOSS]))
-        _check_same(ledger, identity(found, asked, experiment), name)
         environment = capture(experiment.blocks)
         told = _told(found, asked, experiment)
 
@@ -96,8 +95,9 @@ def run_ladder(
             return run
 
         recorder = Recorder(tracker, open_search, shown.note)
-        recorder.open(needed=True)
         source = Climb(found, asked, experiment, data, ledger, recorder, shown, folder)
+        _check_same(ledger, identity(found, asked, experiment), name)
+        recorder.open(needed=True)
         status, unshown = "FAILED", 0
         try:
             with (

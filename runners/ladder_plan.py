@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from blocks.families import InfeasibleArchitecture, Role
 from blocks.model import ModelConfig
 from blocks.registry import decode
-from runners.candidate import Resolved, check_budget, resolve
+from runners.candidate import Resolved, check_budget, pick_device, resolve
 from runners.ladder_members import Member
 from runners.long_plan import NO_LIMIT_SECONDS
 from search_space.canon import seed_from
@@ -266,6 +266,9 @@ def _model_of(member: Member) -> ModelConfig:
 
 def identity(found: Sequence[Member], asked: Asked, experiment: Experiment) -> dict[str, Any]:
     """What may not change under one name; further sizes above, more seeds and another target may."""
+    decides = dict(experiment.engine.decides())
+    if experiment.engine.kind == "local":
+        decides["device"] = pick_device(experiment.engine.device)
     return {
         "runs": {one.label: one.run_id for one in found},
         "smallest": asked.sizes[0],
@@ -273,5 +276,5 @@ def identity(found: Sequence[Member], asked: Asked, experiment: Experiment) -> d
         "sweep": asked.sweep,
         "depth": asked.depth,
         "batch_tokens": asked.batch_tokens,
-        "engine": experiment.engine.decides(),
+        "engine": decides,
     }

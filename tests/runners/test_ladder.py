@@ -190,6 +190,9 @@ def test_a_name_that_a_search_has_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "is the name of a search" in capsys.readouterr().err
     assert main(["ladder", "tiny/0", "tiny/1", "--sizes", "6k,many", "--target", "1M", "--tracking-uri", uri]) == 2
     assert "--sizes 6k,many" in capsys.readouterr().err
+    assert main(["ladder", "tiny/0", "tiny/1", "--sizes", "10,12k,24k", "--target", "1M", "--tracking-uri", uri]) == 2
+    assert "cannot be built with 10 parameters" in capsys.readouterr().err
+    assert list(Store(locate(uri)).searches()) == ["tiny"], "what cannot be built leaves nothing behind"
 
 
 def command(uri: str, **changes: str) -> list[str]:
