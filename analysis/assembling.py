@@ -66,13 +66,20 @@ def _frame(children: Sequence[RunRow]) -> pd.DataFrame:
         records.append(record)
     frame = pd.DataFrame(records)
     metrics = sorted({key for row in children for key in row.metrics} | {Metric.LOSS, Metric.TOKENS, Metric.PARAMS})
+    settings = [settings_of(row) for row in children]
     paths = list(dict.fromkeys(key for row in children for key in row.params))
     numbers = pd.DataFrame(
         [[row.metrics.get(key) for key in metrics] for row in children], columns=metrics, dtype=float
     )
-    columns = {PARAM + path: typed_column([row.params.get(path) for row in children]) for path in paths}
+    columns = {PARAM + path: typed_column([each.get(path) for each in settings]) for path in paths}
     params = pd.DataFrame(columns, dtype=object, index=frame.index)
     return pd.concat([frame, numbers, params], axis=1)
+
+
+def settings_of(row: RunRow) -> Mapping[str, str]:
+    """A trial's settings without those that it changed on its way: its loss says nothing of their first value."""
+    changed = row.tags.get(Tag.MUTATIONS, "")
+    return {path: value for path, value in row.params.items() if f" {path} " not in changed} if changed else row.params
 
 
 def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFrame:

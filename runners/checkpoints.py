@@ -48,9 +48,8 @@ class Checkpointing:
     most_bytes: int = 0
     """A larger state is not kept; 0: any is."""
     shared: Path | None = None
-    """Folder of states that other trials may go on from, each in a folder named by its tokens; None: none are kept."""
+    """Folder of states, shared_tokens apart, for other trials, each in a folder named by its tokens; None: none."""
     shared_tokens: int = 0
-    """Training tokens between two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +144,14 @@ class Keeper:
         """Keep the state after so many steps if that is due, or in any case."""
         if self._asked is None or not (always or self._is_due(at_reading)):
             return
-        self._state.watch.check()
         self._keep(self._asked, self._asked.folder, step)
         self._last_tokens, self._last_moment = self._state.tally.tokens, time.monotonic()
 
     def offer_others(self, step: int) -> None:
         """Keep the state after so many steps for other trials, where one is due; the trial itself never needs it."""
-        asked = self._asked
-        if asked is None or asked.shared is None or self._state.tally.tokens % asked.shared_tokens:
-            return
-        self._state.watch.check()
-        self._keep(asked, asked.shared / str(self._state.tally.tokens), step)
+        asked, tokens = self._asked, self._state.tally.tokens
+        if asked is not None and asked.shared is not None and tokens % asked.shared_tokens == 0:
+            self._keep(asked, asked.shared / str(tokens), step)
 
     def _is_due(self, at_reading: bool) -> bool:
         assert self._asked is not None
@@ -164,6 +160,7 @@ class Keeper:
         return at_reading and time.monotonic() - self._last_moment >= AGE_SECONDS
 
     def _keep(self, asked: Checkpointing, folder: Path, step: int) -> None:
+        self._state.watch.check()
         try:
             self._save(asked, folder, step)
         except (OSError, SafetensorError, TypeError) as error:

@@ -1,4 +1,7 @@
-"""Trials in a database, through Optuna's storage; every change is one transaction, so a kill leaves whole records."""
+"""Trials in a database, through Optuna's storage; every change is one transaction, so a kill leaves whole records.
+
+Every write to the database is in this one file, which is therefore longer than others.
+"""
 
 import dataclasses
 import datetime

@@ -1,4 +1,7 @@
-"""The driver of a search: prepares data, proposes, trains, records, ends; and goes on where an earlier one stopped."""
+"""The driver of a search: prepares data, proposes, trains, records, ends; and goes on where an earlier one stopped.
+
+One source of trials holds what the driver of a search knows, so the file is longer than others.
+"""
 
 import math
 import time

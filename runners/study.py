@@ -1,4 +1,7 @@
-"""A search's one source of truth: what was proposed, what came of it, and what to try next, all in a database."""
+"""A search's one source of truth: what was proposed, what came of it, and what to try next, all in a database.
+
+One class answers for all of it, so the file is longer than others.
+"""
 
 import dataclasses
 import math
