@@ -154,7 +154,8 @@ class Recorder:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
-                is_done = self._is_open and not (self._wanted or self._drops)
+                # Trials without an end were cut off; what closes the search marks them.
+                is_done = self._is_open and not (self._drops or any(w.result for w in self._wanted.values()))
                 if self._closing and (is_done or self._is_stuck()):
                     return
                 wanted = list(self._wanted.values())
@@ -187,6 +188,7 @@ class Recorder:
         if not self._is_open:
             self.parent = self._open_search()
             self._is_open = True
+            self._progressed = time.monotonic()
         if time.monotonic() >= self._next_beat:
             self._tracker.beat()
             self._next_beat = time.monotonic() + BEAT_SECONDS
@@ -194,7 +196,6 @@ class Recorder:
         for each in wanted:
             try:
                 self._bring(each)
-                self._progressed = time.monotonic()
             except self._errors as error:
                 failures.append(error)
                 self._put_off(each)
@@ -258,6 +259,7 @@ class Recorder:
         with self._state:
             if self._wanted.get(trial.key) is wanted:  # Else it has begun anew meanwhile.
                 del self._wanted[trial.key]
+            self._progressed = time.monotonic()
             if result.status is not Status.PREEMPTED:
                 self._ended.append(trial)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -9,15 +10,18 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 from optuna.exceptions import StorageInternalError
-from studied import FINITE
+from studied import FINITE, SHAPE, experiment, uri
 from test_search import children, search
 from tracked import children as trials_of
 from tracked import readings, result, searched, steps, store_uri
 
 from analysis.leaderboard import leaderboard
 from analysis.load import load_search
+from runners.progress import Progress
+from runners.recorder import CLOSE_SECONDS, Recorder
 from runners.search import SearchSource
 from runners.store import Store
+from runners.study import Study
 from runners.tracking import Tracker
 from search_space.places import locate
 from search_space.records import Metric, Reading, Stage, Status, Tag, TrialResult
@@ -170,3 +174,25 @@ def test_a_search_that_is_not_repeatable_replaces_a_cut_off_run_and_keeps_a_fini
     assert Tag.REPLACES not in second.data.tags
     search(tmp_path, *asked)
     assert [run.info.run_id for run in trials_of(store, "small")] == [first.info.run_id, second.info.run_id]
+
+
+@pytest.mark.slow
+def test_a_driver_that_breaks_down_while_trials_run_comes_to_an_end(tmp_path: Path) -> None:
+    place = store_uri(tmp_path)
+    tracker, made = Tracker(place), searched("small")
+    with Study.open(uri(tmp_path), experiment()) as study:
+        study.bind(SHAPE, "made up")
+        asked = study.experiment
+        recorder = Recorder(
+            tracker, lambda: tracker.start_search(asked, asked.space.id, made.data, made.environment), print
+        )
+        recorder.open(needed=True)
+        source = SearchSource(study, recorder, tmp_path / "small", Progress())
+        assert source.next() is not None
+        closing = threading.Thread(target=recorder.close, args=(lambda: tracker.finish_search("FAILED"),), daemon=True)
+        closing.start()
+        closing.join(2 * CLOSE_SECONDS)
+        assert not closing.is_alive()
+    parent = Store(locate(place)).parent("small")
+    assert parent.info.status == "FAILED"
+    assert {run.data.tags[Tag.STATUS] for run in Store(locate(place)).children(parent)} == {Status.PREEMPTED}
