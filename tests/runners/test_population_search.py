@@ -1,5 +1,6 @@
 """Searches whose trials copy each other: what they come to, on both engines, through kills, and trained again."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -133,6 +134,22 @@ def searched(folder: Path, *overrides: str) -> list[Entry]:
     run_search(asked, tracker=Tracker(store_uri(folder)), study_uri=uri(folder))
     with Study.open(uri(folder), asked) as study:
         return list(study.trials())
+
+
+@pytest.mark.slow
+def test_a_state_that_cannot_be_handed_over_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("search.trials=4",)
+    for folder in (tmp_path / "whole", tmp_path / "full"):
+        folder.mkdir()
+        made = experiment(*asked, text=TEXT)
+        run_search(made, tracker=Tracker(store_uri(folder)), study_uri=uri(folder))
+        monkeypatch.setattr("runners.heirlooms.put", disk_is_full)
+    assert lineage(tmp_path / "full", *asked) == lineage(tmp_path / "whole", *asked)
+    assert any(entry.mutations for entry in entries(tmp_path / "full", *asked))
+
+
+def disk_is_full(*where: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.fault
