@@ -68,8 +68,8 @@ def plan_remove(name: str, uri: str = "") -> Plan:
     longer = [run for run in children if run.info.status == "RUNNING" and Tag.DRIVER in run.data.tags]
     if longer:
         raise HousekeepingError(
-            f"search {name!r}: {longer[0].info.run_name!r} is being trained (driver {longer[0].data.tags[Tag.DRIVER]}); "
-            f"stop it with Ctrl-C there, then delete the search"
+            f"search {name!r}: {longer[0].info.run_name!r} is being trained "
+            f"(driver {longer[0].data.tags[Tag.DRIVER]}); stop it with Ctrl-C there, then delete the search"
         )
     experiment = store.client.get_experiment(parent.info.experiment_id)
     study = parts_of(name, parent.data.tags.get(Tag.STUDY, ""), store.place)
