@@ -101,11 +101,11 @@ def test_earlier_trials_are_mapped_by_path_and_dropped_where_they_have_no_place(
 def test_losses_of_another_budget_or_other_data_count_by_rank(old: Path, change: str) -> None:
     overrides = (change,) if "=" in change else ()
     with opened(old, "new", WARM, *overrides, data="made up" if overrides else change) as study:
-        earlier = study._earlier.before([])
+        earlier = study.proposer.earlier.before([])
         assert {told.fate for told in earlier} == {Fate.OK}
         assert sorted(told.values[0] for told in earlier) == pytest.approx([(at + 0.5) / 14 for at in range(14)])
     with opened(old, "like", WARM) as study:
-        alike = study._earlier.before([])
+        alike = study.proposer.earlier.before([])
         assert [told.fate for told in alike].count(Fate.BROKEN) == 2
         assert all(told.values[0] >= 1.0 for told in alike if told.fate is Fate.OK)
 
