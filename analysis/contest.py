@@ -12,7 +12,7 @@ from search_space.contest import BASELINE, Bout, Contest, Ended, Judge, Ranked, 
 from search_space.records import Stage
 
 MOST_FAILURES = 3
-"""Replicas of a finalist that end badly, after which it gets no more."""
+"""Replicas of a finalist, or of the baseline, that end badly, after which the finalist gets no more."""
 NONE_ENDED_WELL = "not tuned: no rate of its sweep ended well"
 AT_END = "not tuned: its best learning rate is at the end of its sweep"
 
@@ -116,9 +116,12 @@ def _goes_on(contest: Contest, ended: Ended, finalist: int) -> bool:
     rate = tuned(contest, ended, finalist)
     if not rate.is_over or rate.doubt == NONE_ENDED_WELL:
         return False
-    trained = (ended.get(Bout(Stage.FINAL, finalist, place), 0.0) for place in range(contest.spec.max_seeds))
-    if sum(map(math.isnan, trained)) >= MOST_FAILURES:
+    if tuned(contest, ended, BASELINE).doubt == NONE_ENDED_WELL:
         return False
+    for contestant in (BASELINE, finalist):
+        trained = (ended.get(Bout(Stage.FINAL, contestant, place), 0.0) for place in range(contest.spec.max_seeds))
+        if sum(map(math.isnan, trained)) >= MOST_FAILURES:
+            return False
     values = differences(ended, finalist, contest.spec.max_seeds)
     return standing(values, alpha=contest.share, margin=contest.spec.delta)[0] == "undecided"
 

@@ -167,6 +167,7 @@ class ContestSource(AbstractSource):
         self._counts[entry.result.status] += 1
 
     def tick(self) -> bool:
+        self._study.crew.beat()
         self.settle_shown()
         return time.monotonic() <= self.deadline
 

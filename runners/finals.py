@@ -22,6 +22,7 @@ from runners.showing import Shown, final_trial, part_of
 from runners.study import Study, study_folder
 from runners.telling import as_resolved, directions, objective_values
 from search_space.canon import digest, seed_from
+from search_space.contest import CONTEST
 from search_space.records import BASE, CHANGED, Metric, Reading, Seeds, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ class Finals(AbstractSource):
         if self._planned is None:
             self._catch_up()
             self._attempts.tidy(self._ledger.entries())
-            self._left.extend(entry.number for entry in self._ledger.entries() if entry.result is None)
+            # A contest that was cut off keeps its trainings in the same ledger; they are its own to go on with.
+            self._left.extend(
+                entry.number
+                for entry in self._ledger.entries()
+                if entry.result is None and entry.marks["contrast"] != CONTEST
+            )
             self._planned = iter(()) if self._retry else self._plan()
         while (entry := self._next_entry()) is not None:
             twin = self._twin(entry)
@@ -125,6 +131,7 @@ class Finals(AbstractSource):
         self.show()
 
     def tick(self) -> bool:
+        self._study.crew.beat()
         self.settle_shown()
         return time.monotonic() <= self.deadline
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,7 +80,9 @@ def _member(store: "Store", text: str) -> Member:
             f"run {text}: its point no longer gives the model that was trained ({run.data.tags[Tag.ARCH]}); "
             f"bring the blocks back that it was trained with, or train it anew"
         )
-    params = run.data.metrics.get(Metric.PARAMS, math.nan)
+    params = run.data.metrics.get(Metric.PARAMS)
+    if params is None:
+        raise UserError(f"run {text}: has not ended, so its size is not known; let it end, or name another run")
     return Member(
         label="", run=text, run_id=run.info.run_id, experiment=experiment, spec=spec, point=point, params=params
     )

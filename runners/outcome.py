@@ -19,7 +19,7 @@ class SearchOutcome:
     ended: str
     """Why no further trial was started."""
     counts: Mapping[Status, int]
-    """Trials of the search stage by status, earlier sessions included."""
+    """Trials of the search stage by status, earlier drivers included."""
     running: int
     """Trials that were cut off; the same command runs them again."""
     best_number: int
@@ -27,6 +27,6 @@ class SearchOutcome:
     best_loss: float
     finals: tuple[FinalOutcome, ...]
     seconds: float
-    """Wall clock of this session."""
+    """Wall clock of this driver."""
     unshown: int = 0
     """Ends, of trials and of the search itself, that the tracking store does not show: it could not be written."""

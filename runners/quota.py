@@ -14,7 +14,7 @@ from runners.telling import directions, objective_values
 from search_space.records import Status
 
 BYTES_PER_PARAMETER = 4.0
-"""Models are stored in float32; what one of an earlier session takes is reckoned from its parameters."""
+"""Models are stored in float32; what one of an earlier driver left takes is reckoned from its parameters."""
 WHY_DELETED = "deleted to keep the search within engine.disk_bytes; assay export trains it again"
 _DROPPED = "assay.dropped"
 

@@ -37,9 +37,16 @@ class _Wanted:
     run: str = ""
     """Its run; empty before it is begun, and after a failure, from where it is taken up again."""
     readings: list[Reading] = field(default_factory=list)
+    queued: list[Reading] = field(default_factory=list)
+    """Readings handed on since the run was taken up, which the store need not have taken."""
     result: TrialResult | None = None
     is_new: bool = True
     """True until the store has shown that the trial runs."""
+
+    def begin_again(self) -> None:
+        """Take the run up from its beginning: what the store did not take is sent once more, nothing twice."""
+        self.run = ""
+        self.readings[:0], self.queued = self.queued, []
 
     @property
     def is_due(self) -> bool:
@@ -206,7 +213,7 @@ class Recorder:
         except self._errors as error:
             failures.append(error)
             for each in wanted:
-                each.run = ""
+                each.begin_again()
         if failures:
             raise failures[0]
         self._drop()
@@ -220,7 +227,7 @@ class Recorder:
 
     def _put_off(self, wanted: _Wanted) -> None:
         """Take a trial up from its beginning, after all others: one that cannot be written blocks no other."""
-        wanted.run = ""
+        wanted.begin_again()
         with self._state:
             key = wanted.trial.key
             if self._wanted.get(key) is wanted:
@@ -245,6 +252,7 @@ class Recorder:
             wanted.anew = wanted.is_new = False
         with self._state:
             readings, wanted.readings, result = wanted.readings, [], wanted.result
+        wanted.queued += readings
         for reading in readings:
             self._tracker.log_reading(wanted.run, reading)
         if result is None:

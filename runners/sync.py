@@ -23,6 +23,7 @@ from runners.study import study_folder
 from runners.tasks import TASKS
 from runners.tasks.data import TaskData
 from runners.telling import directions
+from runners.warm import FINGERPRINT
 from search_space.errors import UserError
 from search_space.experiment import Experiment, from_plain
 from search_space.places import database_file
@@ -214,12 +215,10 @@ class _Sync:
         return {run.data.tags.get(Tag.KEY, ""): {**run.data.tags, "status": run.info.status} for run in runs}
 
     def _data(self) -> TaskData:
-        files = sorted(self._folder.glob("data-*.safetensors"))
-        if not files:
-            raise UserError(
-                f"{self._folder}: holds no data-*.safetensors; copy the study's whole folder, not the database alone"
-            )
-        return TaskData.load(files[0])
+        file = self._folder / f"data-{self._ledger.noted(FINGERPRINT, '')[:12]}.safetensors"
+        if not file.is_file():
+            raise UserError(f"{file}: is missing; copy the study's whole folder, not the database alone")
+        return TaskData.load(file)
 
     def _environment(self) -> Environment:
         file = self._folder / _ENVIRONMENT

@@ -175,3 +175,18 @@ def test_simulated_searches_are_judged_as_promised(kind: int) -> None:
     assert found.power >= 0.80, found.line()
     assert found.mean_seeds <= 10, found.line()
     assert found.coverage >= 0.95, found.line()
+
+
+def test_a_baseline_that_breaks_every_time_ends_the_contest() -> None:
+    def broken(bout: Bout) -> float:
+        return math.nan if bout.contestant == BASELINE and bout.stage is Stage.FINAL else 1.0
+
+    _, order = played(contest(), broken)
+    finals = [bout for bout in order if bout.stage is Stage.FINAL and bout.contestant == BASELINE]
+    assert len(finals) == MOST_FAILURES
+
+    def never_tuned(bout: Bout) -> float:
+        return math.nan if bout.contestant == BASELINE else 1.0
+
+    _, order = played(contest(), never_tuned)
+    assert [bout for bout in order if bout.stage is Stage.FINAL] == []

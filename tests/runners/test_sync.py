@@ -100,6 +100,7 @@ def test_a_lost_store_is_rebuilt_in_its_place(node: Path, tmp_path: Path) -> Non
     whole = everything(f"sqlite:///{node}/mlflow.db")
     (copy / "mlflow.db").unlink()
     shutil.rmtree(copy / "artifacts")
+    (copy / "small" / "data-000000000000.safetensors").write_bytes(b"what a refused command left")
     done = sync(
         "small", study_uri=uri(copy), source=None, tracker=Tracker(f"sqlite:///{copy}/mlflow.db"), progress=print
     )
