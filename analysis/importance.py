@@ -73,7 +73,9 @@ def _variance(block: Block, factors: list[Factor], rng: np.random.Generator) -> 
         weight = np.kron(weight, entry.covariance)
     live = float(np.prod([_live_share(entry, factors) for entry in block.factors]))
     added = float(np.trace(weight @ block.covariance))
-    root = np.linalg.cholesky(block.covariance + 1e-12 * np.trace(block.covariance) * np.eye(len(block.covariance)))
+    # By eigenvalues: what is known exactly has no variance in some direction, or in none.
+    values, vectors = np.linalg.eigh(block.covariance)
+    root = vectors * np.sqrt(values.clip(min=0.0))
     drawn = block.coefficients[:, None] + root @ rng.standard_normal((len(root), _DRAWS))
     spread = np.einsum("id,ij,jd->d", drawn, weight, drawn)
     point = float(block.coefficients @ weight @ block.coefficients)

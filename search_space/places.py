@@ -122,6 +122,9 @@ def present_path(artifact_uri: str, place: Place) -> Path | None:
     up beside the database; that place is taken first, so that a copy never reads the original.
     """
     parts = urlsplit(artifact_uri)
+    if parts.scheme == "mlflow-artifacts" and place.database is not None:
+        # Written through a server on this store, which keeps artifacts in the store's own folder.
+        return place.artifacts / unquote(parts.path).lstrip("/")
     if place.is_server or parts.scheme not in ("", "file"):
         return None
     recorded = Path(unquote(parts.path))

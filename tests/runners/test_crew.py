@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from made_up import environment
 from studied import experiment, opened, uri
 
 from runners import crew
@@ -20,7 +21,7 @@ from search_space.places import locate
 from search_space.records import Tag
 
 HERE = Path(__file__).parent
-TRIALS = 16
+TRIALS = 40
 ASKED = (f"search.trials={TRIALS}", "search.sampler=random")
 
 HOLDS_THE_TURN = """
@@ -39,7 +40,7 @@ def driver(folder: Path, *more: str) -> "subprocess.Popen[str]":
     if not file.exists():
         file.write_text(experiment().text)
     words = [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *ASKED, *more]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(0.5))
 
 
 def wait_for(what: str, true: "object") -> None:
