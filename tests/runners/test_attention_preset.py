@@ -11,7 +11,7 @@ from runners.tasks import TASKS, task_from_plain
 from search_space.experiment import preset_path, read
 from search_space.space import random_point
 
-DRAWS = 120
+DRAWS = 240
 
 
 @pytest.mark.slow
