@@ -4,14 +4,43 @@ import random
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from blocks.families import Role
+from blocks.families import AbstractMixer, Role
+from blocks.mixers.linear import Linear
 from runners.candidate import full_space, resolve
 from runners.tasks import TASKS, task_from_plain
 from search_space.experiment import preset_path, read
 from search_space.space import random_point
 
 DRAWS = 240
+
+
+def is_rectified(mixer: AbstractMixer) -> bool:
+    """True for linear attention whose queries and keys pass a rectifier."""
+    return isinstance(mixer, Linear) and mixer.feature_map.startswith("relu")
+
+
+def outputs_of_linear_maps(model: nn.Module) -> dict[str, Tensor]:
+    """Filled by the next pass: what each linear map gave, by its name."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str, y: Tensor) -> None:
+        outputs[name] = y.detach()
+
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Linear):
+            part.register_forward_hook(lambda _, __, y, name=name: keep(name, y))
+    return outputs
+
+
+def meeting(outputs: dict[str, Tensor], layer: str) -> Tensor:
+    """Channels in which some query that bears a loss is open at or after an open key.
+
+    Elsewhere the product of both features is 0 at every pair of tokens, and so is the gradient of either.
+    """
+    query, key = (outputs[f"{layer}.mixer.{part}"] > 0 for part in ("query", "key"))
+    return (query & key.cummax(dim=1).values.bool())[:, :-1].flatten(0, 1).any(dim=0)
 
 
 @pytest.mark.slow
@@ -29,6 +58,7 @@ def test_every_candidate_lands_on_its_budget_and_attends() -> None:
             continue
         untried.remove(resolved.candidate.model.mixer.kind)
         model = resolved.candidate.model.build(seed=draw)
+        outputs = outputs_of_linear_maps(model)
         logits, auxiliary = model(tokens)
         (
             torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()) + auxiliary
@@ -37,9 +67,9 @@ def test_every_candidate_lands_on_its_budget_and_attends() -> None:
             if parameter.role in (Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT):
                 rows = parameter.grad.abs().amax(dim=1)
                 mixer = resolved.candidate.model.mixer
-                rectified = str(getattr(mixer, "feature_map", "")).startswith("relu")
-                if rectified and parameter.role in (Role.QUERY, Role.KEY):
-                    # A channel whose query or key is rectified to 0 at every token passes nothing on; its head does.
-                    rows = rows.view(-1, mixer.head_dim).amax(dim=1)
+                if parameter.role in (Role.QUERY, Role.KEY) and is_rectified(mixer):
+                    open_channels = meeting(outputs, name.rpartition(".mixer.")[0])
+                    assert open_channels.view(mixer.heads, mixer.head_dim).any(dim=1).all(), "a head is shut"
+                    rows = rows[open_channels]
                 assert (rows > 0).all(), f"{name} of {mixer} has rows without a gradient"
     assert not untried
