@@ -12,6 +12,7 @@ it showed; it holds at any time of looking, even one chosen by what further seed
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
+_LARGEST = math.log(sys.float_info.max)
 WIDE_VARIANCE = 25.0
 """Variance of the normal part of the prior on mean/deviation: gaps so large that three or four pairs decide, and small
 ones that take many."""
@@ -82,9 +84,10 @@ def e_value(differences: Sequence[float], mean: float = 0.0) -> float:
     if n < 2:
         return 1.0
     centre, spread = _moments(differences)
-    if spread == 0:
-        return 1.0 if centre == mean else math.exp(_most_evidence(n))
-    return math.exp(_log_evidence(n, n * ((centre - mean) / spread) ** 2 / (n - 1)))
+    if spread == 0 and centre == mean:
+        return 1.0
+    evidence = _log_evidence(n, n * ((centre - mean) / spread) ** 2 / (n - 1)) if spread else _most_evidence(n)
+    return math.exp(evidence) if evidence < _LARGEST else math.inf
 
 
 def _log_evidence(n: int, ratio: float) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frame import TRAINED, Search
-from search_space.records import Metric, Status
+from search_space.records import Metric
 
 _ENOUGH = 0.9
 """Share of the trained trials that must have reached a token count before outcomes are compared there."""
@@ -44,12 +44,6 @@ def rank_agreement(search: Search, tokens: int) -> tuple[float, int]:
         return float("nan"), len(both)
     ranks = both.rank()
     return float(np.corrcoef(ranks.iloc[:, 0], ranks.iloc[:, 1])[0, 1]), len(both)
-
-
-def best_so_far(search: Search) -> pd.DataFrame:
-    """number, loss, best: the finished trials in the order of their numbers with the running minimum."""
-    done = search.trials[search.trials["status"] == Status.OK].dropna(subset=[Metric.LOSS])
-    return pd.DataFrame({"number": done["number"], "loss": done[Metric.LOSS], "best": done[Metric.LOSS].cummin()})
 
 
 def _trained(search: Search) -> pd.DataFrame:

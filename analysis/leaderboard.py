@@ -1,7 +1,6 @@
 """The trials of a search in the order of what is known of them, with the difference to the baseline."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,15 +48,6 @@ def leaderboard(search: Search) -> pd.DataFrame:
         }
     )
     return board.loc[keys.sort_values(["rank", "cut", "loss", "number"]).index].reset_index(drop=True)
-
-
-def leaderboard_json(search: Search) -> list[dict[str, Any]]:
-    """The leaderboard as plain JSON data; what has no number is null."""
-    rows = leaderboard(search).to_dict("records")
-    return [
-        {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-        for row in rows
-    ]
 
 
 def common_text(search: Search) -> str:

@@ -156,11 +156,12 @@ class Attempts:
         remarks: tuple[str, ...] = ()
         found = None
         if self._heirlooms is not None:
-            self._heirlooms.hand_over(entry, folder, used)
+            remark = self._heirlooms.hand_over(entry, folder, used)
+            remarks = (remark,) if remark else ()
         try:
             found = find(folder, spec.id, used)
         except CheckpointRefused as refusal:
-            remarks = (f"{refusal}; trained from the start",)
+            remarks = (*remarks, f"{refusal}; trained from the start")
             discard(folder)
         job = Job(
             key=entry.number,
@@ -202,6 +203,10 @@ class Attempts:
             return False
         del self._started[entry.number]
         return True
+
+    def forget(self, number: int) -> None:
+        """Let go of an attempt that is not this driver's any more; its checkpoint is left to the other's."""
+        self._started.pop(number, None)
 
     def _most_bytes(self) -> int:
         """What one checkpoint may take."""

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from runners.contest import STAGES, ContestSource, ledger_of
 from runners.contestants import Baseline, line_up
 from runners.engine import Interrupts
-from runners.engines import open_engine
+from runners.engines import open_engine, with_jobs
 from runners.environment import capture
 from runners.owners import mark_owner
 from runners.progress import Progress
 from runners.recorder import Recorder
-from runners.search import SECONDS, prepared
+from runners.search import SECONDS
+from runners.shared import kept_data
 from runners.study import Study, study_folder
 from runners.sync import keep_for_sync
+from runners.tasks import task_from_plain
 from runners.trials import TRAINED
 from search_space.contest import Judge
 from search_space.records import Tag
@@ -61,11 +63,13 @@ def run_contest(
     Raises UserError for what the user can mend, EngineError when no worker can start.
     """
     shown = Progress() if progress is None else progress
+    experiment = with_jobs(experiment, jobs)
     with Study.open(study_uri, experiment) as study:
         folder = study_folder(study_uri, experiment.name)
         mark_owner(folder, tracker.place)
-        data, file = prepared(experiment, folder, data_path)
+        data = task_from_plain(experiment.task).prepare(data_path)
         study.bind(data.shape, data.fingerprint)
+        file = kept_data(data, folder)
         environment = capture(experiment.blocks)
         keep_for_sync(study, folder, environment)
         ledgers = {stage: ledger_of(study, stage) for stage in STAGES}
@@ -85,7 +89,7 @@ def run_contest(
         try:
             with (
                 Interrupts() as interrupts,
-                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder, trials=trials) as engine,
+                open_engine(experiment, address=address, data=file, folder=folder, trials=trials) as engine,
             ):
                 source.catch_up()
                 engine.drive(source, interrupts)

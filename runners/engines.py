@@ -1,5 +1,6 @@
 """Which engine runs an experiment's trials."""
 
+import dataclasses
 import importlib.util
 import os
 import socket
@@ -33,10 +34,19 @@ def hush_ray() -> None:
         os.environ.setdefault(name, value)
 
 
+def with_jobs(experiment: Experiment, jobs: int) -> Experiment:
+    """The experiment with so many trials at a time; as it is for 0."""
+    return (
+        dataclasses.replace(experiment, engine=dataclasses.replace(experiment.engine, jobs=jobs))
+        if jobs
+        else experiment
+    )
+
+
 def open_engine(
-    experiment: Experiment, *, jobs: int, address: str, data: Path, folder: Path, trials: str = TRAINED
+    experiment: Experiment, *, address: str, data: Path, folder: Path, trials: str = TRAINED
 ) -> AbstractEngine:
-    """The experiment's engine, to be entered; `jobs` overrides the experiment's, `address` names a Ray cluster.
+    """The experiment's engine, to be entered; `address` names a Ray cluster.
 
     `trials` names what runs a trial, as runners.trials takes it.
     """
@@ -54,7 +64,7 @@ def open_engine(
         from runners.ray_engine import RayEngine
 
         return RayEngine(
-            jobs=jobs or asked.jobs,
+            jobs=asked.jobs,
             data=data,
             folder=folder,
             threads=asked.threads,
@@ -69,7 +79,7 @@ def open_engine(
     from runners.local_engine import LocalEngine
 
     workers = folder / "workers"
-    return LocalEngine(jobs=jobs or asked.jobs, data=data, folder=workers, threads=asked.threads, trials=trials)
+    return LocalEngine(jobs=asked.jobs, data=data, folder=workers, threads=asked.threads, trials=trials)
 
 
 def _check_answers(address: str) -> None:

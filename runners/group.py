@@ -22,9 +22,6 @@ from search_space.canon import seed_from
 if TYPE_CHECKING:
     from blocks.model import DecoderLM
 
-STRATEGIES = ("ddp", "fsdp")
-"""'ddp': every process holds the whole model; 'fsdp': weights, gradients and optimiser state are shared out."""
-
 
 def _never(tokens: int) -> bool:
     return False
@@ -37,6 +34,7 @@ class Group:
     rank: int = 0
     size: int = 1
     strategy: str = "ddp"
+    """'ddp': every process holds the whole model; 'fsdp': weights, gradients and optimiser state are shared out."""
     seeds_parts: bool = False
     """Whether each micro-batch has a random stream of its own.
 

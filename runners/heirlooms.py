@@ -34,35 +34,46 @@ class Heirlooms:
         """Where those of a trial lie, each in a folder named by its tokens."""
         return self._folder / f"shared-{generation}-{number}"
 
-    def hand_over(self, entry: Entry, folder: Path, micro_batch_tokens: int) -> None:
+    def hand_over(self, entry: Entry, folder: Path, micro_batch_tokens: int) -> str:
         """Put the state that a trial is to go on from into its folder, unless it has got there or further.
 
-        Where that state is not to be had, the folder stays empty: the trial then trains the whole way to it.
+        Where that state is not to be had, the folder stays empty: the trial then trains the whole way to it, and what
+        is returned says why; it is empty otherwise.
         """
         if not entry.mutations:
-            return
+            return ""
         last, spec = mutations_of(entry)[-1], present_spec(entry)
         with suppress(CheckpointRefused):
             if find(folder, spec.id, micro_batch_tokens) is not None:
-                return
+                return ""
         discard(folder)
         source = self.folder_of(entry.generation, last.donor) / str(last.tokens)
-        with suppress(CheckpointRefused, OSError):
+        why = "it is not there"
+        try:
             found = find(source, along(entry.spec, last.course[:-1]).id, micro_batch_tokens)
             if found is not None:
                 _copy(found, folder, spec.id)
+                return ""
+        except (CheckpointRefused, OSError) as error:
+            why = str(error)
+        return (
+            f"the state of trial {last.donor} at {last.tokens:,} tokens could not be taken over ({why}); trained to it"
+        )
 
     def tidy(self, entries: Sequence[Entry]) -> None:
         """Delete those that no trial can go on from any more."""
         for place in self._folder.glob("shared-*"):
             generation, number = map(int, place.name.split("-")[1:])
-            kept = number < len(entries) and entries[number].generation == generation
-            for state in list(place.iterdir()):
-                if not (kept and self._is_needed(entries, number, int(state.name))):
-                    discard(state)
-            if not any(place.iterdir()):
-                with suppress(OSError):  # Its trial writes there just now.
-                    place.rmdir()
+            if number >= len(entries):
+                continue  # Of a trial that another driver has just begun.
+            kept = entries[number].generation == generation
+            with suppress(FileNotFoundError):  # Another driver tidies too.
+                for state in list(place.iterdir()):
+                    if not (kept and self._is_needed(entries, number, int(state.name))):
+                        discard(state)
+                if not any(place.iterdir()):
+                    with suppress(OSError):  # Its trial writes there just now.
+                        place.rmdir()
 
     def _is_needed(self, entries: Sequence[Entry], number: int, tokens: int) -> bool:
         if not self._population.has_read(number, tokens):

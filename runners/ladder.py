@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runners.climb import Climb
 from runners.engine import Interrupts
-from runners.engines import open_engine
+from runners.engines import open_engine, with_jobs
 from runners.environment import capture
 from runners.generations import study_name
 from runners.ladder_members import Member, members
@@ -20,6 +20,7 @@ from runners.locks import lock_study
 from runners.owners import mark_owner
 from runners.progress import Progress
 from runners.recorder import Recorder
+from runners.shared import kept_data
 from runners.stale import close_stale
 from runners.store import StoreError
 from runners.study import study_folder
@@ -75,7 +76,7 @@ def run_ladder(
     name = ladder_name(asked)
     _check_free(store, name)
     found = members(store, asked.runs)
-    experiment = ladder_experiment(found, asked, name)
+    experiment = with_jobs(ladder_experiment(found, asked, name), jobs)
     data = _data(store, found[0], data_path)
     folder = study_folder(study_uri, name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,8 +84,7 @@ def run_ladder(
     release = lock_study(storage, name, folder)
     try:
         mark_owner(folder, tracker.place)
-        file = folder / f"data-{data.fingerprint[:12]}.safetensors"
-        data.save(file)
+        file = kept_data(data, folder)
         ledger = Ledger(storage, f"{study_name(name, 0)}/{Stage.LADDER}", directions([Metric.LOSS]))
         environment = capture(experiment.blocks)
         told = _told(found, asked, experiment)
@@ -102,7 +102,7 @@ def run_ladder(
         try:
             with (
                 Interrupts() as interrupts,
-                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder, trials=trials) as engine,
+                open_engine(experiment, address=address, data=file, folder=folder, trials=trials) as engine,
             ):
                 engine.drive(source, interrupts)
                 source.show(now=True)

@@ -71,6 +71,11 @@ class Asked:
             )
         if self.seeds < 2:
             raise UserError(f"--seeds {self.seeds}: one seed tells nothing of how far seeds vary; write at least 2")
+        if self.depth not in DEPTHS or self.sweep not in SWEEPS:
+            raise UserError(
+                f"--depth {self.depth} --sweep {self.sweep}: takes a depth of {' or '.join(DEPTHS)} and a sweep of "
+                f"{', '.join(map(str, SWEEPS))} rates; correct it"
+            )
         if not 0.5 < self.sure < 1:
             raise UserError(f"--sure {self.sure:g}: takes a probability above 0.5 and below 1; write 0.9")
         if not 0 < self.tokens_per_param < math.inf:

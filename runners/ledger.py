@@ -5,6 +5,7 @@ Every write to the database is in this one file, which is therefore longer than 
 
 import dataclasses
 import datetime
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,6 +184,13 @@ class Ledger:
         """Make a driver the trial's owner."""
         self._storage.set_trial_user_attr(self._ids[number], _OWNER, driver)
         self._put(dataclasses.replace(self._entries[number], owner=driver))
+
+    def owner_now(self, number: int) -> str:
+        """The trial's owner as it is stored at this moment, whoever wrote it."""
+        claimed = sqlalchemy.text("SELECT value_json FROM trial_user_attributes WHERE trial_id = :trial AND key = :key")
+        with self._storage.engine.connect() as connection:
+            found = connection.execute(claimed, {"trial": self._ids[number], "key": _OWNER}).scalar()
+        return self._entries[number].owner if found is None else str(json.loads(found))
 
     def entries(self) -> Sequence[Entry]:
         """Every trial, by number."""

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy
@@ -63,7 +64,8 @@ def _lock_database(engine: sqlalchemy.Engine, name: str) -> Callable[[], None]:
         raise _busy(name, f"another session of {engine.url.render_as_string()} holds its lock")
 
     def release() -> None:
-        connection.execute(sqlalchemy.text("SELECT pg_advisory_unlock(:key)"), {"key": key})
+        with suppress(sqlalchemy.exc.SQLAlchemyError):  # A connection that broke has let go already.
+            connection.execute(sqlalchemy.text("SELECT pg_advisory_unlock(:key)"), {"key": key})
         connection.close()
 
     return release

@@ -33,13 +33,24 @@ class Quota:
         self._kept: dict[int, tuple[Values, float]] = {}
         self._total = 0.0
         for entry in study.trials():
-            if _is_good(entry) and entry.number not in self._dropped:
-                self._add(entry.number, self._values(entry), BYTES_PER_PARAMETER * entry.cost["params"])
+            self.know(entry)
+
+    def know(self, entry: Entry) -> None:
+        """A trial that another driver ended: what its model takes counts too."""
+        if _is_good(entry) and entry.number not in self._kept and entry.number not in self._dropped:
+            self._add(entry.number, self._values(entry), BYTES_PER_PARAMETER * entry.cost["params"])
 
     def admit(self, entry: Entry, weights: Path | None) -> list[Entry]:
         """The trials whose models must go so that this one's may come; itself among them where it may not."""
         if weights is None or not weights.exists() or not _is_good(entry):
             return []
+        with self._study.crew.turn():
+            return self._admit(entry, weights)
+
+    def _admit(self, entry: Entry, weights: Path) -> list[Entry]:
+        for number in from_ranges(self._study.noted(_DROPPED, "")):
+            self._dropped.add(number)
+            self._remove(number)
         self._remove(entry.number)
         self._dropped.discard(entry.number)
         self._add(entry.number, self._values(entry), float(weights.stat().st_size))

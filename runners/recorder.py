@@ -109,6 +109,11 @@ class Recorder:
         """Mark a trial that did not end and will be run again."""
         self.finish(trial, TrialResult(status=Status.PREEMPTED, reason=reason))
 
+    def forget(self, trial: Shown) -> None:
+        """Write no more of a trial."""
+        with self._state:
+            self._wanted.pop(trial.key, None)
+
     def drop_weights(self, trial: Shown, why: str) -> None:
         """Delete the trained model of a trial that has ended."""
         if trial.weights is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from runners.attempts import CHECKPOINTS, Attempts
 from runners.engine import AbstractSource, Interrupts, Job
-from runners.engines import open_engine
+from runners.engines import open_engine, with_jobs
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
 from runners.heirlooms import Heirlooms
@@ -24,6 +24,7 @@ from runners.owners import mark_owner
 from runners.progress import Progress, Snapshot
 from runners.quota import WHY_DELETED, Quota
 from runners.recorder import Recorder
+from runners.shared import kept_data
 from runners.showing import Shown, search_trial
 from runners.study import Proposed, Study, study_folder
 from runners.sync import keep_for_sync
@@ -32,7 +33,6 @@ from runners.trials import TRAINED
 from search_space.records import Metric, Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:
-    from runners.tasks.data import TaskData
     from runners.tracking import Tracker
     from search_space.experiment import Experiment
 
@@ -65,12 +65,13 @@ def run_search(
     among them), EngineError when no worker can start.
     """
     shown = Progress() if progress is None else progress
-    began = time.monotonic()
+    began, experiment = time.monotonic(), with_jobs(experiment, jobs)
     with Study.open(study_uri, experiment, extend=extend, join=join) as study:
         folder = study_folder(study_uri, experiment.name)
         mark_owner(folder, tracker.place)
-        data, file = prepared(experiment, folder, data_path)
+        data = task_from_plain(experiment.task).prepare(data_path)
         study.bind(data.shape, data.fingerprint)
+        file = kept_data(data, folder)
         environment = capture(experiment.blocks)
         keep_for_sync(study, folder, environment)
         recorder = Recorder(
@@ -85,7 +86,7 @@ def run_search(
         try:
             with (
                 Interrupts() as interrupts,
-                open_engine(experiment, jobs=jobs, address=address, data=file, folder=folder, trials=trials) as engine,
+                open_engine(experiment, address=address, data=file, folder=folder, trials=trials) as engine,
             ):
                 source.catch_up()
                 whole = engine.drive(source, interrupts)
@@ -118,14 +119,6 @@ def run_search(
         return source.outcome(
             recorder.parent, interrupts.asked, finals.outcomes(), time.monotonic() - began, unshown=unshown
         )
-
-
-def prepared(experiment: "Experiment", folder: Path, data_path: str) -> tuple["TaskData", Path]:
-    """The task's data, and the one file under the study's folder that workers read it from."""
-    data = task_from_plain(experiment.task).prepare(data_path)
-    file = folder / f"data-{data.fingerprint[:12]}.safetensors"
-    data.save(file)
-    return data, file
 
 
 class SearchSource(AbstractSource):
@@ -169,11 +162,11 @@ class SearchSource(AbstractSource):
         self._study.adopt()
         self._left.extend(self._study.running())
         self._attempts.tidy(self._study.trials())
-        self._show_ends(entry for entry in self._study.unshown())
+        self._show_ends(self._study.unshown())
 
     def _take_over(self, entries: Sequence[Entry]) -> None:
         self._taken_over.update(entry.number for entry in entries)
-        self._left.extend(self._study.proposed(entry) for entry in entries if entry.result is None)
+        self._left.extend(Proposed.of(entry) for entry in entries if entry.result is None)
         self._show_ends(entry for entry in entries if entry.result is not None)
 
     def _show_ends(self, entries: Iterable[Entry]) -> None:
@@ -195,6 +188,7 @@ class SearchSource(AbstractSource):
         self._next_look = time.monotonic() + LOOK_SECONDS
         for entry in self._study.refresh():
             self._count(entry)
+            self._quota.know(entry)
         if self._study.elsewhere():
             self._take_over(self._study.adopt())
 
@@ -219,6 +213,8 @@ class SearchSource(AbstractSource):
         return start.job
 
     def report(self, key: int, reading: Reading) -> bool:
+        if not self._study.holds(key):
+            return False
         curve = self._curves[key]
         if curve and reading.tokens <= curve[-1].tokens:
             return True  # It trains the whole way again to a state that it could not take over.
@@ -232,19 +228,24 @@ class SearchSource(AbstractSource):
         shown = self._active.pop(key)
         del self._curves[key]
         entry = self._study.trials()[key]
+        if not self._study.holds(key):
+            self._let_go(key, shown)
+            return
         if self._attempts.goes_on_elsewhere(entry, result):
             self._progress.note(f"trial {key} goes on {mutations_of(entry)[-1].line}")
             self._recorder.preempt(shown, "it goes on from the state of another trial")
-            self._left.appendleft(self._study.proposed(entry))
+            self._left.appendleft(Proposed.of(entry))
             return
         ended = self._attempts.end(self._study.trials()[key], result)
         if ended is None:
             again = self._study.trials()[key]
             self._progress.note(f"trial {key} is run again: {result.status}: {result.reason}")
             self._recorder.preempt(shown, f"{result.reason}; it is run again")
-            self._left.appendleft(self._study.proposed(again))
+            self._left.appendleft(Proposed.of(again))
             return
-        self._study.record(key, ended)
+        if not self._study.record(key, ended):
+            self._let_go(key, shown)
+            return
         for entry in self._quota.admit(self._study.trials()[key], shown.weights):
             self._recorder.drop_weights(self._shown(entry), WHY_DELETED)
         self._recorder.finish(shown, ended)
@@ -253,6 +254,12 @@ class SearchSource(AbstractSource):
             self._heirlooms.tidy(self._study.trials())
         self._ended_here += 1
         self.show()
+
+    def _let_go(self, key: int, shown: Shown) -> None:
+        """Forget an attempt at a trial that another driver took over: that driver runs, ends and shows it."""
+        self._progress.note(f"trial {key} was taken over by another driver while this one was silent")
+        self._attempts.forget(key)
+        self._recorder.forget(shown)
 
     def tick(self) -> bool:
         self._look_around()

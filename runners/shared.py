@@ -38,3 +38,10 @@ def store_environment(files: ArtifactWriter, environment: Environment) -> None:
     folder = "" if first in ("", recorded[Artifact.ENVIRONMENT]) else beside
     for path, text in recorded.items():
         files.put_text(f"{folder}{path}", text)
+
+
+def kept_data(data: "TaskData", folder: Path) -> Path:
+    """The one file under a study's folder that workers read the search's data from."""
+    file = folder / f"data-{data.fingerprint[:12]}.safetensors"
+    data.save(file)
+    return file

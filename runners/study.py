@@ -194,10 +194,6 @@ class Study:
         """How many trials other drivers run."""
         return sum(entry.result is None and not self._owns(entry) for entry in self._ledger.unfinished())
 
-    def proposed(self, entry: Entry) -> Proposed:
-        """A stored trial that is to be run again."""
-        return Proposed.of(entry)
-
     def _owns(self, entry: Entry) -> bool:
         return entry.owner == self.crew.me
 
@@ -252,18 +248,28 @@ class Study:
         self._pruner.observe(number, reading.tokens, reading.loss, *others)
         return donor is None and self._pruner.goes_on(number, reading.tokens)
 
-    def record(self, number: int, result: TrialResult) -> None:
-        """Store how a trial ended; it stays unsettled until `settle`."""
-        self._ledger.record(number, result)
+    def holds(self, number: int) -> bool:
+        """False when another driver took the trial over, as it may when this one was silent for too long."""
+        return self._ledger.owner_now(number) == self.crew.me
+
+    def record(self, number: int, result: TrialResult) -> bool:
+        """Store how a trial ended, unsettled until `settle`; False, with nothing stored, when it is not held."""
+        with self.crew.turn():
+            if not self.holds(number):
+                return False
+            self._ledger.record(number, result)
         self._observe(self._ledger[number])
+        return True
 
     def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Store how all earlier attempts at a trial that is to be run again ended."""
         self._ledger.attempted(number, attempts)
 
     def settle(self, number: int) -> None:
-        """Close a recorded trial; from now on the sampler learns from it."""
-        self._ledger.settle(number, objective_values(self.experiment.objectives, self._ledger[number]))
+        """Close a recorded trial, unless another driver took it over and closes it."""
+        with self.crew.turn():
+            if self.holds(number):
+                self._ledger.settle(number, objective_values(self.experiment.objectives, self._ledger[number]))
 
     def tell(self, number: int, result: TrialResult) -> None:
         """Record and settle."""

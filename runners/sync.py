@@ -197,7 +197,8 @@ class _Sync:
                 trained: dict[str, Entry] = {}
                 for entry in Ledger(self._storage, name, directions([Metric.LOSS])).entries():
                     yield final_trial(entry, trained.get(entry.spec.id)), entry.result
-                    trained.setdefault(entry.spec.id, entry)
+                    if entry.result is not None and entry.result.status is Status.OK:
+                        trained.setdefault(entry.spec.id, entry)
 
     def _terms(self) -> Mapping[str, str]:
         """The tag of the search's run that says on what terms its best candidates met the baseline."""

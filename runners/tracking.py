@@ -137,9 +137,8 @@ class Tracker:
         is deleted (MLflow keeps it among the deleted ones) and a new one begun: a curve is of one training.
         """
         key = f"{self._name}/{generation}/{stage}/{number}"
-        if taken_over and key not in self._known:
-            found = every_run(self.client, [self._experiment], f"tags.`{Tag.KEY}` = '{key}'")
-            self._known.update((key, run) for run in found)
+        if taken_over:
+            self._look_up(key)
         self._refuse_another_spec(key, spec)
         earlier = self._known.get(key) if anew and not spec.deterministic else None
         if earlier is not None:
@@ -219,9 +218,17 @@ class Tracker:
         if result.status != Status.PREEMPTED:
             self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
 
+    def _look_up(self, key: str) -> None:
+        """Know a run that another driver may have begun since this one opened the search."""
+        if key not in self._known:
+            found = every_run(self.client, [self._experiment], f"tags.`{Tag.KEY}` = '{key}'")
+            self._known.update((key, run) for run in found)
+
     def drop_weights(self, number: int, stage: Stage, generation: int, why: str) -> None:
         """Delete the trained model of a trial that has ended, and say so in a tag."""
-        run = self._known.get(f"{self._name}/{generation}/{stage}/{number}")
+        key = f"{self._name}/{generation}/{stage}/{number}"
+        self._look_up(key)
+        run = self._known.get(key)
         if run is not None:
             ArtifactWriter(self.client, self.place, run).remove(Artifact.MODEL)
             write(lambda: self.client.set_tag(run.info.run_id, Tag.WEIGHTS, why))
@@ -262,11 +269,6 @@ class Tracker:
             each.callback(whole_file, self.place)
             each.callback(self._curves.flush)
             each.callback(self.flush)
-
-    def log_report(self, folder: Path) -> None:
-        """Store a report's files on the parent."""
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            self._parent.files.put(f"{Artifact.REPORT}/{file.relative_to(folder).as_posix()}", file)
 
     def _experiment_id(self, name: str) -> str:
         from mlflow.exceptions import MlflowException

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +51,3 @@ def seed_from(*parts: str | int) -> int:
     """A 63-bit seed that depends on every part; equal in every process and on every platform."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def finite_or_none(value: float) -> float | None:
-    """The value, or None where JSON and MLflow cannot hold it."""
-    return value if math.isfinite(value) else None

@@ -190,3 +190,8 @@ def test_verdicts_follow_the_rule_that_the_simulations_use() -> None:
     for run, n in ((run, n) for run in range(len(draws)) for n in range(1, 9)):
         assert (paired_verdict(draws[run, :n].tolist()).kind != "undecided") == by_rule[run, n - 1]
     assert 0 < by_rule.mean() < 1
+
+
+def test_evidence_beyond_what_a_number_holds_is_infinite() -> None:
+    assert e_value([1.0] * 400) == math.inf
+    assert e_value([0.0] * 400) == 1.0

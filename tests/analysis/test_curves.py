@@ -23,9 +23,3 @@ def test_loss_at_the_whole_budget_is_the_final_loss(search: Search) -> None:
     assert at_end.to_dict() == pytest.approx(final.to_dict())
     assert curves.rank_agreement(search, synthetic.BUDGET) == (pytest.approx(1.0), len(final))
     assert curves.loss_at(search, 0).empty
-
-
-def test_best_so_far_never_rises(search: Search) -> None:
-    best = curves.best_so_far(search)
-    assert best["best"].is_monotonic_decreasing
-    assert best["best"].iloc[-1] == search.finished[Metric.LOSS].min()

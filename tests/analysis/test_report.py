@@ -1,7 +1,6 @@
 """Tests of analysis/report.py, analysis/text.py, analysis/leaderboard.py and analysis/plots.py."""
 
 import itertools
-import json
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from matplotlib.text import Text
 from analysis import landscape, landscape_plots, plots, text
 from analysis.effects import main_effects
 from analysis.frame import Search
-from analysis.leaderboard import leaderboard, leaderboard_json, seed_spread
+from analysis.leaderboard import leaderboard, seed_spread
 from analysis.load import load_search
 from analysis.report import write_report
 from analysis.verdicts import contrasts
@@ -50,7 +49,6 @@ def test_the_leaderboard_orders_finished_then_pruned_then_failed(search: Search)
     np.testing.assert_allclose(done["difference"], done["loss"] - baseline["loss"])
     assert board[board["status"] == Status.PRUNED]["tokens"].is_monotonic_decreasing
     assert board[board["status"] != Status.OK]["difference"].isna().all()
-    json.dumps(leaderboard_json(search), allow_nan=False, default=int)
 
 
 def test_the_terminal_shows_baseline_bigram_and_what_a_lead_is_worth(search: Search) -> None:

@@ -1,5 +1,6 @@
 """Several drivers run one study: no trial is lost or doubled, whoever of them dies."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,13 +10,19 @@ from pathlib import Path
 
 import pytest
 from made_up import environment
-from studied import experiment, opened, uri
+from studied import curve, experiment, ok, opened, uri
+from tracked import store_uri
 
 from runners import crew
 from runners.crew import Crew, FileTurns
 from runners.owners import is_driven
+from runners.progress import Progress
+from runners.quota import Quota
+from runners.recorder import Recorder
+from runners.search import SearchSource
 from runners.store import Store
 from runners.study import Study, study_folder
+from runners.tracking import Tracker
 from search_space.canon import canonical_json
 from search_space.places import locate
 from search_space.records import Tag
@@ -107,6 +114,43 @@ def test_a_study_that_a_driver_joined_counts_as_driven(tmp_path: Path) -> None:
         with Study.open(uri(tmp_path), experiment(), join=True):
             assert is_driven(folder)
     assert not is_driven(folder)
+
+
+def test_a_driver_that_was_silent_too_long_writes_no_trial_that_another_took_over(tmp_path: Path) -> None:
+    with opened(tmp_path, "search.sampler=random") as study:
+        source = source_of(study, tmp_path)
+        jobs = [source.next(), source.next()]
+        assert all(job is not None for job in jobs)
+        lost, kept = (job.key for job in jobs if job is not None)
+        study.storage.set_trial_user_attr(study._ledger._ids[lost], "assay.owner", "elsewhere:1:1")
+        reading = curve(2.0)[0]
+        assert not source.report(lost, reading)
+        source.finish(lost, ok(2.0))
+        assert study.trials()[lost].result is None
+        assert not study.record(lost, ok(2.0))
+        source.finish(kept, ok(2.5))
+        assert study.trials()[kept].result is not None
+
+
+def source_of(study: Study, folder: Path) -> SearchSource:
+    """The driver's side of a search whose tracking store is never opened."""
+    recorder = Recorder(Tracker(store_uri(folder)), lambda: "", print)
+    return SearchSource(study, recorder, folder, Progress(io.StringIO()))
+
+
+def test_what_another_driver_keeps_counts_in_the_quota(tmp_path: Path) -> None:
+    with opened(tmp_path, "search.sampler=random", f"engine.disk_bytes={2**20}") as study:
+        quota = Quota(study, tmp_path / "checkpoints")
+        first, second = study.propose(), study.propose()
+        assert first is not None
+        assert second is not None
+        weights = tmp_path / "weights.safetensors"
+        weights.write_bytes(bytes(2**20 - 4000))
+        study.tell(first.number, ok(1.0))
+        quota.know(study.trials()[first.number])
+        study.tell(second.number, ok(2.0))
+        gone = quota.admit(study.trials()[second.number], weights)
+        assert [entry.number for entry in gone] == [second.number]
 
 
 @pytest.mark.fault

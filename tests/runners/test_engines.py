@@ -6,7 +6,7 @@ import pytest
 from studied import SHAPE, experiment
 
 from runners.candidate import make_spec, resolve
-from runners.engines import open_engine
+from runners.engines import open_engine, with_jobs
 from runners.local_engine import LocalEngine
 from search_space.errors import UserError
 from search_space.records import Seeds
@@ -14,8 +14,8 @@ from search_space.space import default_point
 
 
 def test_the_file_says_which_engine_and_how_many_jobs_run(tmp_path: Path) -> None:
-    asked = experiment("engine.jobs=3")
-    with open_engine(asked, jobs=0, address="", data=tmp_path / "data", folder=tmp_path) as engine:
+    asked = with_jobs(experiment("engine.jobs=1"), 3)
+    with open_engine(asked, address="", data=tmp_path / "data", folder=tmp_path) as engine:
         assert isinstance(engine, LocalEngine)
         assert engine.jobs == 3
 
@@ -30,7 +30,7 @@ def test_the_file_says_which_engine_and_how_many_jobs_run(tmp_path: Path) -> Non
 )
 def test_addresses_that_cannot_work_are_refused(tmp_path: Path, kind: str, address: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        open_engine(experiment(f"engine.kind={kind}"), jobs=1, address=address, data=tmp_path, folder=tmp_path)
+        open_engine(experiment(f"engine.kind={kind}"), address=address, data=tmp_path, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

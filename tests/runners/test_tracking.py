@@ -231,20 +231,6 @@ def test_a_killed_driver_leaves_nothing_running_once_it_is_noticed(tmp_path: Pat
     assert steps(client, children(uri)[1], Metric.VALIDATION_CURVE) == [0, 2048, 4096, 6144]
 
 
-def test_reports_are_kept_on_the_parent(tmp_path: Path) -> None:
-    uri, tracker = store_uri(tmp_path), Tracker(store_uri(tmp_path))
-    searched().start(tracker)
-    report = tmp_path / "report"
-    (report / "figures").mkdir(parents=True)
-    (report / "report.md").write_text("# winner")
-    (report / "figures/a.png").write_bytes(b"png")
-    tracker.log_report(report)
-    tracker.finish_search("FINISHED")
-    store = Store(locate(uri))
-    assert store.text(store.parent("tiny"), f"{Artifact.REPORT}/report.md") == "# winner"
-    assert store.artifact(store.parent("tiny"), f"{Artifact.REPORT}/figures/a.png")
-
-
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
