@@ -14,6 +14,7 @@ from blocks.cost import Cost
 from blocks.families import AbstractStack, InfeasibleArchitecture
 from blocks.model import ModelConfig
 from blocks.registry import config_id, decode, encode, load_modules, variants
+from runners import lion, muon  # noqa: F401 - importing registers them
 from runners.optimize import AbstractOptimizer, AbstractSchedule, Course
 from runners.tasks.data import TaskShape
 from search_space.canon import unflatten
@@ -44,11 +45,16 @@ class Candidate:
     """One architecture with the optimiser, schedule and training settings it is tried with."""
 
     model: ModelConfig = nested(ModelConfig, help="The architecture")
-    optimizer: AbstractOptimizer = family(AbstractOptimizer, default="adamw", help="How gradients become updates")
+    optimizer: AbstractOptimizer = family(
+        AbstractOptimizer, default="adamw", opt_in=True, help="How gradients become updates"
+    )
     schedule: AbstractSchedule = family(
         AbstractSchedule, default="cosine", opt_in=True, help="How the learning rate moves over the budget"
     )
     training: Training = nested(Training, help="Clipping, smoothing, recomputation")
+
+    def __post_init__(self) -> None:
+        self.optimizer.check(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)

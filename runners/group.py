@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from blocks.families import RoutedFFN
 from blocks.ffn.routing import rebalance
+from runners.sharding import laid_like, whole
 from runners.tasks.data import IGNORED, Batch
 from search_space.canon import seed_from
 
@@ -95,7 +96,7 @@ class Group:
     def clip(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
         """The norm of all gradients, which are scaled down where it is over the limit."""
         norm = clip_grad_norm_(parameters, limit, foreach=True)
-        return _whole(norm) if self._shards else norm
+        return whole(norm) if self._shards else norm
 
     def rebalance(self, model: nn.Module) -> None:
         """`routing.rebalance` by the tokens of all processes; integer buffers of routed networks are their counts."""
@@ -126,7 +127,7 @@ class Group:
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors as one process would hold them."""
-        return {name: _whole(tensor) for name, tensor in tensors.items()} if self._shards else dict(tensors)
+        return {name: whole(tensor) for name, tensor in tensors.items()} if self._shards else dict(tensors)
 
     def placed(
         self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
@@ -140,7 +141,7 @@ class Group:
             if name.startswith("optimizer/state/"):
                 like[name] = parameters[int(name.split("/")[2])]
         return {
-            name: _like(tensor, like[name]) if name in like and like[name].shape == tensor.shape else tensor
+            name: laid_like(tensor, like[name]) if name in like and like[name].shape == tensor.shape else tensor
             for name, tensor in tensors.items()
         }
 
@@ -148,11 +149,11 @@ class Group:
         """The model with whole parameters, to be saved."""
         if not self._shards:
             return model
-        whole = self.whole(dict([*model.named_parameters(), *model.named_buffers()]))
+        entire = self.whole(dict([*model.named_parameters(), *model.named_buffers()]))
         copy = model.config.build(0, "cpu")
         with torch.no_grad():
             for name, tensor in [*copy.named_parameters(), *copy.named_buffers()]:
-                tensor.copy_(whole[name])
+                tensor.copy_(entire[name])
         return copy
 
 
@@ -195,17 +196,3 @@ def _shard(model: "DecoderLM") -> nn.Module:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(tensor: Tensor, other: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(other, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)

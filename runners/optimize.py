@@ -11,6 +11,7 @@ from torch import nn
 
 from blocks.families import MATRICES
 from blocks.init import learning_rate_factor
+from blocks.model import ModelConfig
 from blocks.registry import register
 from search_space.domains import float_range
 
@@ -22,6 +23,9 @@ class AbstractOptimizer:
     paper: ClassVar[str]
     learning_rate: float
     """Peak of the schedule."""
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises InfeasibleArchitecture when this optimiser cannot train the model as its init rule asks."""
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -232,13 +232,14 @@ def close_to(curve: list[tuple[int, float, float]], other: list[tuple[int, float
     return all(abs(a - b) < 1e-5 for one, two in zip(curve, other, strict=True) for a, b in zip(one, two, strict=True))
 
 
-@pytest.fixture(scope="module")
-def routed(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+@pytest.fixture(scope="module", params=["adamw"])
+def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A store with one trial of a model with experts whose load moves their biases, and with dropout; not trained."""
     folder = tmp_path_factory.mktemp("routed")
     uri = store_uri(folder)
     text = experiment_text().replace("ffn: gelu", "ffn: moe_bias\n  residual_dropout: 0.2")
     text = text.replace("batch_tokens: 512,", "batch_tokens: 512, micro_batch_tokens: 128,")
+    text = text.replace("adamw", request.param)
     experiment = read(text, full_space=full_space, tasks=TASKS)
     search = Searched(experiment=experiment, data=task_of(experiment).prepare(), environment=capture(()))
     tracker = Tracker(uri)
@@ -258,7 +259,9 @@ def on_one(made: Whole, tokens: int) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("routed", "strategy"), [("adamw", "ddp"), ("adamw", "fsdp"), ("muon", "fsdp")], indirect=["routed"]
+)
 def test_two_processes_train_to_the_losses_of_one(strategy: str, routed: Whole, tmp_path: Path) -> None:
     asked = ("--name", strategy, "--tokens", "10240", "--devices", "2", "--strategy", strategy)
     assert routed.train(*asked) == 0
