@@ -67,7 +67,7 @@ class Muon(AbstractOptimizer):
         if factors != {1.0}:
             raise InfeasibleArchitecture(
                 f"optimizer.kind='muon' has no rule for width and depth: model.init.kind={model.init.kind!r} gives "
-                f"hidden matrices learning rates that suit Adam's steps; take optimizer.kind='adamw' or an init without them"
+                f"hidden matrices learning rates that suit Adam's steps; take optimizer.kind='adamw' or another init"
             )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
