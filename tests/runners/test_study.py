@@ -2,10 +2,8 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,43 +78,6 @@ def test_a_proposal_records_the_history_it_was_made_from(tmp_path: Path) -> None
         history = study.trials()[3].marks["history"]
     assert from_ranges(history["finished"]) == [0, 1]
     assert from_ranges(history["running"]) == [2]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from optuna.storages import RDBStorage
-from studied import opened
-calls = 0
-inner = RDBStorage.{method}
-def dies(self, *arguments, **named):
-    global calls
-    calls += 1
-    if calls == {after}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return inner(self, *arguments, **named)
-RDBStorage.{method} = dies
-opened(Path({folder!r})).propose()
-"""
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize(
-    ("method", "after", "stored"),
-    [("create_new_trial", 1, 0), ("_set_trial_param_without_commit", 3, 0), ("_set_trial_attr_without_commit", 1, 0)],
-)
-def test_a_kill_while_a_trial_is_stored_leaves_none_of_it(tmp_path: Path, method: str, after: int, stored: int) -> None:
-    script = KILLED.format(tests=str(Path(__file__).parent), method=method, after=after, folder=str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    with sqlite3.connect(tmp_path / "study.db") as connection:
-        for table in ("trials", "trial_params", "trial_user_attributes"):
-            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (stored,)
-    with opened(tmp_path) as study:
-        proposed = study.propose()
-        assert proposed is not None
-        assert proposed.number == 0
 
 
 def test_a_second_driver_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
