@@ -82,15 +82,22 @@ def builds_as(family: str, config: type[Any], stack: str) -> bool:
         return False
     changes[f"{family}.kind"] = config.kind
 
+    try:
+        small_model(changes, 64)
+    except InfeasibleArchitecture:
+        return False
+    return True
+
+
+def small_model(changes: Mapping[str, domains.Scalar], length: int) -> ModelConfig:
+    """A model of these settings and otherwise defaults, for sequences of a length; may raise InfeasibleArchitecture."""
+
     def ask(path: str, domain: domains.Domain) -> domains.Scalar:
         return changes.get(path, domain.default)
 
     point = unflatten(walk(_model_space(), ask))
-    try:
-        registry.decode(ModelConfig, point, vocab_size=64, train_len=64, max_len=64, d_ff=64)
-    except InfeasibleArchitecture:
-        return False
-    return True
+    config: ModelConfig = registry.decode(ModelConfig, point, vocab_size=64, train_len=length, max_len=length, d_ff=64)
+    return config
 
 
 def text(rows_by_family: Table) -> str:

@@ -38,6 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     blocks.add_argument("--family", default="", help="one family only, such as mixer or position")
     blocks.add_argument("--html", default="", metavar="FILE", help="write one HTML page instead")
     blocks.add_argument("--markdown", default="", metavar="FILE", help="write Markdown tables instead")
+    blocks.add_argument(
+        "--measure", default="", metavar="FOLDER", help="time mixers against length; write page, picture"
+    )
+    blocks.add_argument("--mixers", default="", metavar="KIND,KIND", help="with --measure: these only")
+    blocks.add_argument("--lengths", default="", metavar="N,N", help="with --measure: tokens (default 256 to 4096)")
+    blocks.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with --measure: where (default cpu)")
     _json(blocks)
 
     check = command("check", "validate an experiment; train nothing")

@@ -16,6 +16,7 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from blocks.ops import banded
 from blocks.ops.backends import Backend, Chosen, choose
 from blocks.ops.precision import full_precision
 
@@ -124,8 +125,12 @@ def sdpa_attention(
     prefix: int = 0,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H V"]:
-    """Attention by PyTorch's fused kernels; a window, a bias or padding costs a dense mask."""
+    """Attention by PyTorch's fused kernels; a bias, padding or a window wide beside the text costs a dense mask."""
     n_query, n_key = q.shape[1], k.shape[1]
+    if window is not None and bias is None and not prefix and banded.pays(n_query, n_key, window):
+        return banded.banded_attention(
+            q, k, v, scale=scale, window=window, live=live, causal=causal, segments=segments, dropout=dropout
+        )
     unlimited = window is None or window >= n_key
     q, k, v = (rearrange(x.to(v.dtype), "B T H K -> B H T K") for x in (q, k, v))
     mask = None
