@@ -19,7 +19,7 @@ test: $(READY)
 	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not slow and not fault"
 
 slow: $(READY)
-	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "slow or fault"
+	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "slow or fault" --durations=40
 
 lint: $(READY)
 	@"$(BIN)/ruff" format --check .
