@@ -1,7 +1,8 @@
 """Runs trials through Ray Tune, on this machine or on a cluster; the only file that imports Ray.
 
 Ray places trials and moves their words. What is tried next and what is pruned is the source's to say, through Tune's
-searcher and scheduler, and nothing that Ray stores is ever read: its folder is temporary.
+searcher and scheduler, and nothing that Ray stores is ever read: its folder is temporary. One dependency, one file,
+which is therefore longer than others.
 """
 
 import json
@@ -30,7 +31,7 @@ from runners.bench import Bench, Setting, job_from_text
 from runners.engine import AbstractEngine, AbstractSource, EngineError, Interrupts, kept_signals
 from runners.engines import QUIET, hush_ray
 from runners.local_engine import THREAD_VARIABLES
-from runners.ray_talk import AbstractActors, Talk
+from runners.ray_talk import AbstractActors, Lost, Talk
 from runners.shipping import pack_code
 from runners.trials import TRAINED
 from search_space.errors import UserError
@@ -39,6 +40,8 @@ from search_space.records import Status
 _STORE_BYTES = 2**27
 """Ray's object store on this machine: readings and results only."""
 _ANSWER_SECONDS = 30.0
+_SETTLE_SECONDS = 5.0
+"""How long all actors may take to answer when Tune broke down: a dead one is known by then, others are busy."""
 _LONGEST_PLACE = 40
 """Ray puts sockets below its folder, and their paths may have 107 characters."""
 
@@ -91,7 +94,7 @@ class RayEngine(AbstractEngine):
             # Tune breaks down where Ray kills an actor for want of memory; the trial is told so, and Tune begins anew.
             if not isinstance(crash.__cause__, ray.exceptions.OutOfMemoryError):
                 raise EngineError(f"Ray Tune broke down: {crash}") from crash
-            talk.settle_all()
+            talk.settle_all("Ray ended another worker for want of memory")
 
     def stop(self) -> None:
         self._mark.unlink(missing_ok=True)
@@ -171,19 +174,39 @@ class _Actors(AbstractActors):
     def kill(self, actor: Any) -> None:
         ray.kill(actor)
 
-    def why_lost(self, actor: Any) -> tuple[Status, str, str]:
-        try:
-            ray.get(actor.alive.remote(), timeout=_ANSWER_SECONDS)
-        except ray.exceptions.OutOfMemoryError as error:
-            return Status.OUT_OF_MEMORY, "Ray ended the worker: its machine was running out of memory", str(error)
-        except ray.exceptions.RayActorError as error:
-            last = str(error).rstrip().rpartition("\n")[2]
-            return Status.PREEMPTED, f"the worker was taken away: {last}", str(error)
-        except ray.exceptions.GetTimeoutError:
-            return Status.PREEMPTED, f"the worker's machine has not answered for {_ANSWER_SECONDS:g} s", ""
-        finally:
+    def why_lost(self, actor: Any) -> Lost:
+        silent = Lost(
+            status=Status.PREEMPTED,
+            reason=f"the worker's machine has not answered for {_ANSWER_SECONDS:g} s",
+            last_words="",
+        )
+        raised = Lost(status=Status.FAILED, reason="the worker raised", last_words="")
+        answer = actor.alive.remote()
+        ready, _ = ray.wait([answer], timeout=_ANSWER_SECONDS)
+        lost = (_judged(answer) or raised) if ready else silent
+        ray.kill(actor)
+        return lost
+
+    def end_all(self, actors: Sequence[Any]) -> list[Lost | None]:
+        answers = [actor.alive.remote() for actor in actors]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=_SETTLE_SECONDS)
+        found = [_judged(answer) if answer in ready else None for answer in answers]
+        for actor in actors:
             ray.kill(actor)
-        return Status.FAILED, "the worker raised", ""
+        return found
+
+
+def _judged(answer: Any) -> Lost | None:
+    """What an actor's answer says of it; None for one that works."""
+    try:
+        ray.get(answer)
+    except ray.exceptions.OutOfMemoryError as error:
+        reason = "Ray ended the worker: its machine was running out of memory"
+        return Lost(status=Status.OUT_OF_MEMORY, reason=reason, last_words=str(error))
+    except ray.exceptions.RayActorError as error:
+        last = str(error).rstrip().rpartition("\n")[2]
+        return Lost(status=Status.PREEMPTED, reason=f"the worker was taken away: {last}", last_words=str(error))
+    return None
 
 
 class _Asks(Searcher):

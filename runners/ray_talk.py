@@ -6,6 +6,7 @@ import re
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,15 @@ from search_space.records import Reading, Status, TrialResult, result_from_plain
 
 LOOK_SECONDS = 0.5
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """What is known of an actor that no longer works."""
+
+    status: Status
+    reason: str
+    last_words: str
 
 
 class AbstractActors:
@@ -31,8 +41,12 @@ class AbstractActors:
         """What its trial wrote on a machine whose files are not seen here."""
 
     @abstractmethod
-    def why_lost(self, actor: Any) -> tuple[Status, str, str]:
-        """Status, reason and last words of a trial whose actor no longer works; the actor is ended for good."""
+    def why_lost(self, actor: Any) -> "Lost":
+        """Why it no longer works; it is ended for good."""
+
+    @abstractmethod
+    def end_all(self, actors: Sequence[Any]) -> "list[Lost | None]":
+        """End them for good; for each that no longer worked, why, found out in one short wait for all of them."""
 
     @abstractmethod
     def kill(self, actor: Any) -> None:
@@ -73,7 +87,7 @@ class Talk:
 
     def suggest(self, trial: str) -> str | None:
         """The job of a new trial, as text."""
-        if self.error is not None or self.cut or self._interrupts.asked:
+        if self._is_over:
             return None
         job = None
         with _Kept(self):
@@ -104,6 +118,8 @@ class Talk:
     def ended(self, trial: str, word: str) -> None:
         """The trial's last word."""
         running = self._running.pop(trial)
+        if running.actor is None:
+            return  # Killed with all others: it is run again.
         told = json.loads(word)
         if "broken" in told:
             self.error = EngineError(told["broken"])
@@ -116,6 +132,8 @@ class Talk:
     def failed(self, trial: str, text: str) -> None:
         """The trial's actor raised or is gone; `text` is what is known of it."""
         running = self._running.pop(trial)
+        if self._is_over:
+            return  # What ends all of them, as a Ctrl-C to the whole group does, is no failure of its own.
         if running.actor is None:
             self._failed_starts += 1
             self._again.append(running.job)
@@ -124,16 +142,18 @@ class Talk:
                     f"{self._failed_starts} workers in a row ended before their first trial: {_tail(text)}"
                 )
             return
-        self._lose(running, text)
+        self._lose(running, self._actors.why_lost(running.actor), text)
 
-    def settle_all(self) -> None:
-        """Finish what can no longer be heard of, since whatever placed it broke down."""
-        for trial in list(self._running):
-            running = self._running.pop(trial)
-            if running.actor is None:
-                self._again.append(running.job)
-            else:
-                self._lose(running, "")
+    def settle_all(self, why: str) -> None:
+        """Finish what can no longer be heard of, since whatever placed it broke down; sound trials are run again."""
+        left, self._running = list(self._running.values()), {}
+        if self._is_over:
+            return
+        self._again.extend(running.job for running in left if running.actor is None)
+        placed = [running for running in left if running.actor is not None]
+        sound = Lost(status=Status.PREEMPTED, reason=f"stopped in mid-trial: {why}", last_words="")
+        for running, lost in zip(placed, self._actors.end_all([each.actor for each in placed]), strict=True):
+            self._lose(running, lost or sound, "")
 
     def over(self) -> bool:
         """True when everything is to be stopped; called again and again."""
@@ -146,6 +166,10 @@ class Talk:
                 self._actors.kill(running.actor)
                 running.actor = None
         return True
+
+    @property
+    def _is_over(self) -> bool:
+        return self.cut or self.error is not None or bool(self._interrupts.asked)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -161,9 +185,9 @@ class Talk:
                 running.overdue = True
                 self._actors.kill(running.actor)
 
-    def _lose(self, running: _Running, text: str) -> None:
-        """Finish a trial whose actor is lost."""
-        status, reason, words = self._actors.why_lost(running.actor)
+    def _lose(self, running: _Running, lost: Lost, text: str) -> None:
+        """Finish a trial whose actor is lost; `text` is what the trial itself said last."""
+        status, reason = lost.status, lost.reason
         if running.overdue:
             limit = running.job.spec.budget.max_seconds
             status = Status.TIMED_OUT
@@ -172,7 +196,7 @@ class Talk:
         result = TrialResult(
             status=status,
             reason=reason,
-            last_lines=_tail(text or words),
+            last_lines=_tail(text or lost.last_words),
             curve=curve,
             tokens=curve[-1].tokens if curve else 0,
             seconds=time.monotonic() - running.since,
