@@ -99,7 +99,7 @@ def run_contest(
             status = "KILLED" if interrupts.asked else "FINISHED"
         finally:
             shown.end()
-            others = study.crew.others_if_known()
+            others = study.crew.others_as_last_known()
             unshown = recorder.close(lambda: tracker.finish_search(status, {}, others), hurried=status != "FINISHED")
             source.settle_shown()
         return ContestOutcome(

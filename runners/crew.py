@@ -34,6 +34,7 @@ class Crew:
         self._turns = turns
         self._next_beat = 0.0
         self._heard: dict[str, tuple[float, float]] = {}
+        self._last_known: set[str] = set()
         self.beat()
 
     @contextmanager
@@ -47,6 +48,7 @@ class Crew:
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._ledger.note(f"{_PREFIX}{self.me}", time.time())
+            self.others()
 
     def leave(self) -> None:
         """Say that this driver is gone; its trials are free for others."""
@@ -55,14 +57,16 @@ class Crew:
     def others(self) -> set[str]:
         """The other drivers that live, as far as can be known."""
         beats = {key.removeprefix(_PREFIX): at for key, at in self._ledger.notes().items() if key.startswith(_PREFIX)}
-        return {driver for driver, at in beats.items() if driver != self.me and self._lives(driver, at)}
+        self._last_known = {driver for driver, at in beats.items() if driver != self.me and self._lives(driver, at)}
+        return self._last_known
 
-    def others_if_known(self) -> list[str]:
-        """The same in order; none when the study cannot be read."""
+    def others_as_last_known(self) -> list[str]:
+        """The same in order; while the study cannot be read, those it last named that are not known to be dead."""
         try:
             return sorted(self.others())
         except (SQLAlchemyError, StorageInternalError):
-            return []
+            # Silence proves nothing of a driver elsewhere that could not be heard.
+            return sorted(driver for driver in self._last_known if not (is_here(driver) and is_dead(driver)))
 
     def _lives(self, driver: str, beat: float) -> bool:
         if beat == _LEFT:

@@ -22,7 +22,7 @@ def is_dead(driver: str) -> bool:
         return False
     name, _, start = driver.rpartition(":")
     pid = int(name.rpartition(":")[2])
-    return not _lives(pid) or (start != "" and _start(pid) != start)
+    return not _lives(pid) or (start != "" and _start(pid) != start) or _is_zombie(pid)
 
 
 def _lives(pid: int) -> bool:
@@ -37,7 +37,18 @@ def _lives(pid: int) -> bool:
 
 def _start(pid: int) -> str:
     """The kernel's start time of a process; empty where there is no /proc."""
+    found = _state(pid)
+    return found[19] if found else ""
+
+
+def _is_zombie(pid: int) -> bool:
+    """True for a process that has ended and that its parent has not asked after."""
+    return _state(pid)[:1] == ["Z"]
+
+
+def _state(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; empty where there is no /proc."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return []

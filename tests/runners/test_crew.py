@@ -15,6 +15,7 @@ from tracked import store_uri
 
 from runners import crew
 from runners.crew import Crew, FileTurns
+from runners.driver import _start
 from runners.owners import is_driven
 from runners.progress import Progress
 from runners.quota import Quota
@@ -90,6 +91,37 @@ def test_a_driver_of_this_machine_that_is_gone_is_known_at_once(tmp_path: Path) 
         study.note(f"assay.driver/{here}:{2**22 - 1}:1", 1.0)
         study.note(f"assay.driver/{here}:1:", 1.0)
         assert study.crew.others() == {f"{here}:1:"}
+
+
+def test_drivers_of_a_study_that_cannot_be_read_any_more_are_not_taken_for_gone(tmp_path: Path) -> None:
+    with opened(tmp_path) as study:
+        here, elsewhere = study.crew.me.partition(":")[0], "elsewhere:12:34"
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            ours = f"{here}:{other.pid}:{_start(other.pid)}"
+            for driver in (ours, elsewhere):
+                study.note(f"assay.driver/{driver}", 1.0)
+            assert study.crew.others_as_last_known() == sorted([ours, elsewhere])
+            study.storage.engine.dispose()
+            (tmp_path / "study.db").write_bytes(b"no database any more" * 1000)
+            (tmp_path / "study.db-wal").unlink(missing_ok=True)
+            assert study.crew.others_as_last_known() == sorted([ours, elsewhere])
+            other.kill()
+            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # It is a zombie now.
+            assert study.crew.others_as_last_known() == [elsewhere]
+        assert study.crew.others_as_last_known() == [elsewhere], "what can be known without the study counts"
+
+
+def test_a_beat_learns_of_the_drivers_that_came_since_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(crew.time, "monotonic", lambda: now)
+    with opened(tmp_path) as study:
+        study.note("assay.driver/elsewhere:12:34", 1.0)
+        now += crew.BEAT_SECONDS
+        study.crew.beat()
+        study.storage.engine.dispose()
+        (tmp_path / "study.db").write_bytes(b"no database any more" * 1000)
+        (tmp_path / "study.db-wal").unlink(missing_ok=True)
+        assert study.crew.others_as_last_known() == ["elsewhere:12:34"]
 
 
 def test_trials_of_a_driver_that_left_are_adopted_and_no_others(tmp_path: Path) -> None:
