@@ -109,8 +109,8 @@ def _check(comparison: Comparison, answer: Connection) -> None:
         study.bind(task_from_plain(experiment.task).shape(), study.noted(FINGERPRINT, ""))
         entries = {stage: list(_entries(study, stage)) for stage in (Stage.SEARCH, Stage.FINAL)}
         for audited in audit(study):
-            found.audited += audited.holds and audited.drawn
-            if not audited.holds:
+            found.audited += audited.holds is True
+            if audited.drawn and not audited.holds:
                 found.faults.append(f"{comparison.name}/{audited.number}: {audited.why}")
     for stage, stored in entries.items():
         _check_study(found, comparison, experiment, stage, stored)

@@ -48,6 +48,8 @@ class Attempt:
     last_lines: str = ""
     asked: bool = False
     """True when this was the trial's end until somebody asked for another try."""
+    proposed: int = 0
+    """How many trials had been proposed by then: those saw this end, later ones do not; 0 where it was not noted."""
 
     @property
     def line(self) -> str:
@@ -247,8 +249,8 @@ class Attempts:
         )
 
 
-def asked_again(entry: Entry) -> list[dict[str, Any]]:
-    """The attempts of an ended trial that somebody wants run again: its end becomes one of them."""
+def asked_again(entry: Entry, proposed: int) -> list[dict[str, Any]]:
+    """The attempts of an ended trial that somebody wants run again, after so many proposals: its end is one of them."""
     result = entry.result
     assert result is not None, f"trial {entry.number} has not ended"
     last = Attempt(
@@ -262,6 +264,7 @@ def asked_again(entry: Entry) -> list[dict[str, Any]]:
         peak_bytes=result.metrics.get(Metric.PEAK_BYTES, 0.0),
         last_lines="\n".join(result.last_lines.splitlines()[-_LINES:]),
         asked=True,
+        proposed=proposed,
     )
     return plain([*attempts_of(entry), last])
 

@@ -48,7 +48,7 @@ def reopen(study: Study, wanted: Sequence[Wanted]) -> None:
     ledgers = {stage: _ledger(study, stage) for stage in {each.stage for each in wanted}}
     entries = [(each.stage, _checked(study, ledgers[each.stage], each)) for each in wanted]
     for stage, entry in entries:
-        _reopen(study, study.storage.get_study_id_from_name(_name(study, stage)), entry)
+        _reopen(study, study.storage.get_study_id_from_name(_name(study, stage)), entry, len(ledgers[stage]))
 
 
 def _checked(study: Study, ledger: Ledger, wanted: Wanted) -> Entry:
@@ -65,7 +65,7 @@ def _checked(study: Study, ledger: Ledger, wanted: Wanted) -> Entry:
     return entry
 
 
-def _reopen(study: Study, study_id: int, entry: Entry) -> None:
+def _reopen(study: Study, study_id: int, entry: Entry, proposed: int) -> None:
     with Session(study.storage.engine) as session, session.begin():
         found = select(TrialModel.trial_id).where(TrialModel.study_id == study_id, TrialModel.number == entry.number)
         trial = session.execute(found).scalar_one()
@@ -75,7 +75,7 @@ def _reopen(study: Study, study_id: int, entry: Entry) -> None:
                 TrialUserAttributeModel.trial_id == trial, TrialUserAttributeModel.key.in_([RESULT, ATTEMPTS])
             )
         )
-        kept = json.dumps(asked_again(entry))
+        kept = json.dumps(asked_again(entry, proposed))
         session.add(TrialUserAttributeModel(trial_id=trial, key=ATTEMPTS, value_json=kept))
         # By the table's columns: the model's own names for them vary.
         reopened = update(TrialModel.__table__).where(TrialModel.trial_id == trial)

@@ -6,14 +6,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from studied import broken, experiment, made_up, opened, uri
+from studied import broken, experiment, made_up, ok, opened, uri
 
 from runners.audit import audit
 from runners.cli import main
 from runners.environment import capture
+from runners.history import from_ranges
+from runners.reopening import Wanted, reopen
 from runners.study import Study
 from runners.sync import keep_for_sync
 from runners.tasks import task_from_plain
+from search_space.records import Stage
 
 TRIALS = 26
 
@@ -66,6 +69,48 @@ def test_a_point_and_a_history_that_were_changed_are_found(tmp_path: Path) -> No
     assert not found[20].holds
     assert "trial 20, which came later" in found[20].why
     assert found[4].holds
+
+
+BRED = ("search.sampler=evolution", "search.population=4")
+
+
+def test_trials_that_saw_an_end_before_its_trial_was_run_again_are_audited_or_counted_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    with opened(folder, *BRED) as study:
+        for number in range(12):
+            assert study.propose() is not None
+            study.tell(number, broken() if number == 3 else ok(2.0 - number / 100))
+        reopen(study, [Wanted(stage=Stage.SEARCH, number=3)])
+    with opened(folder, *BRED) as study:
+        study.tell(3, ok(0.5))
+        for number in range(12, 16):
+            assert study.propose() is not None
+            study.tell(number, ok(1.0))
+        keep_for_sync(study, tmp_path, capture())
+        saw = sum(3 in from_ranges(entry.marks["history"]["finished"]) for entry in study.trials())
+        found = list(audit(study))
+    assert [each for each in found if each.why or not each.holds] == []
+    forget_when_it_was_asked_for(folder)
+    assert main(["audit", "small", "--study", uri(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert sum(each["holds"] is None for each in told) == saw > 4
+    assert main(["audit", "small", "--study", uri(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"small: {16 - saw} of 16 drawn trials follow" in said
+    assert f"{saw} could not be audited" in said
+    assert "not audited: trial 3 was run again" in said
+
+
+def forget_when_it_was_asked_for(folder: Path) -> None:
+    """Make the study one in which it was not noted when another try was asked for."""
+    with closing(sqlite3.connect(folder / "study.db")) as connection, connection:
+        where = "key = 'assay.attempts'"
+        (text,) = connection.execute(f"SELECT value_json FROM trial_user_attributes WHERE {where}").fetchone()
+        kept = [{key: value for key, value in each.items() if key != "proposed"} for each in json.loads(text)]
+        connection.execute(f"UPDATE trial_user_attributes SET value_json = ? WHERE {where}", (json.dumps(kept),))
 
 
 def test_the_command_says_how_many_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
