@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pandas as pd
 from analysis import load
 from analysis.fastread import RunRow, StoreError
 from analysis.frame import PARAM, Parent, Search, typed_column
+from search_space.batches import is_settled
 from search_space.records import Artifact, Metric, Tag
 
+_READING = ["run_id", "tokens", "loss", "train_loss", "seconds"]
 _TAGS = {
     "candidate": Tag.CANDIDATE,
     "same_as": Tag.SAME_AS,
@@ -25,8 +28,16 @@ _TAGS = {
 }
 
 
-def assemble(uri: str, name: str, rows: Sequence[RunRow]) -> Search:
-    """The search made of the rows of its experiment."""
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """The curves of an earlier reading, and the shards that they came from."""
+
+    curves: pd.DataFrame
+    shards: frozenset[str]
+
+
+def assemble(uri: str, name: str, rows: Sequence[RunRow], earlier: Earlier | None = None) -> tuple[Search, Earlier]:
+    """The search made of the rows of its experiment, and what a later reading may start from."""
     parents = [row for row in rows if row.tags.get(Tag.KIND) == "search"]
     children = [row for row in rows if row.is_trial]
     if not parents:
@@ -34,17 +45,19 @@ def assemble(uri: str, name: str, rows: Sequence[RunRow]) -> Search:
     if not children:
         raise StoreError(f"search {name!r}: has no trial yet; wait for the first, or start it: assay search FILE")
     parent = parents[-1]
-    return Search(
+    curves, shards = _curves(uri, parent, children, earlier or Earlier(curves=_no_curves(), shards=frozenset()))
+    search = Search(
         uri=uri,
         name=name,
         frame=_frame(children),
-        curves=_curves(uri, parent, children),
+        curves=curves,
         parent=Parent(
             run=parent,
             experiment=_json(load.artifact(uri, parent, Artifact.EXPERIMENT_PLAIN)),
             environment=_json(load.artifact(uri, parent, Artifact.ENVIRONMENT)),
         ),
     )
+    return search, Earlier(curves=curves, shards=shards)
 
 
 def _frame(children: Sequence[RunRow]) -> pd.DataFrame:
@@ -82,25 +95,44 @@ def settings_of(row: RunRow) -> Mapping[str, str]:
     return {path: value for path, value in row.params.items() if f" {path} " not in changed} if changed else row.params
 
 
-def _curves(uri: str, parent: RunRow, children: Sequence[RunRow]) -> pd.DataFrame:
-    """All readings: from the parent's shards, and from metric histories for runs the shards lack."""
-    columns = ["run_id", "tokens", "loss", "train_loss", "seconds"]
-    folder = load.artifact(uri, parent, Artifact.CURVES)
-    shards = sorted(folder.glob("*.parquet")) if folder is not None else []
-    tables = [table.rename(columns={"run": "run_id"})[columns] for table in map(_shard, shards) if table is not None]
-    held = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+def _no_curves() -> pd.DataFrame:
+    return pd.DataFrame(columns=_READING)
+
+
+def _curves(
+    uri: str, parent: RunRow, children: Sequence[RunRow], earlier: Earlier
+) -> tuple[pd.DataFrame, frozenset[str]]:
+    """All readings: those read earlier, from the parent's shards, and from metric histories for runs those lack."""
+    settled = [row.run_id for row in children if is_settled(row.state, row.tags)]
+    held, shards = earlier.curves[_READING], earlier.shards
+    held = held[held["run_id"].isin(settled)] if len(held) else held
+    lacking = _lacking(children, held)
+    if lacking:
+        files, shards = load.new_files(uri, parent, Artifact.CURVES, shards)
+        tables = [
+            table.rename(columns={"run": "run_id"})[_READING] for table in map(_shard, files) if table is not None
+        ]
+        parts = [part for part in (held, *tables) if len(part)]
+        held = pd.concat(parts, ignore_index=True) if parts else held
+        lacking = _lacking(children, held)
+    if lacking:
+        others = held[~held["run_id"].isin([row.run_id for row in lacking])]
+        parts = [part for part in (others, _from_histories(uri, lacking)) if len(part)]
+        held = pd.concat(parts, ignore_index=True) if parts else others
+    curves = held.drop_duplicates(["run_id", "tokens"], keep="last")
+    heads = pd.DataFrame([{"run_id": row.run_id, "number": row.number, "stage": row.stage} for row in children])
+    curves = heads.merge(curves, on="run_id").astype({"tokens": "int64", "loss": float, "train_loss": float})
+    return curves.sort_values(["stage", "number", "tokens"]).reset_index(drop=True), shards
+
+
+def _lacking(children: Sequence[RunRow], held: pd.DataFrame) -> list[RunRow]:
+    """The runs of which readings are missing."""
     seen = held.groupby("run_id")["tokens"].max().to_dict()
-    lacking = [
+    return [
         row
         for row in children
         if Metric.VALIDATION_CURVE in row.metrics and seen.get(row.run_id, 0) < row.metrics.get(Metric.TOKENS, 1)
     ]
-    parts = [held[~held["run_id"].isin([row.run_id for row in lacking])], _from_histories(uri, lacking)]
-    curves = pd.concat([part for part in parts if len(part)] or [held], ignore_index=True)
-    curves = curves.drop_duplicates(["run_id", "tokens"], keep="last")
-    heads = pd.DataFrame([{"run_id": row.run_id, "number": row.number, "stage": row.stage} for row in children])
-    curves = heads.merge(curves, on="run_id").astype({"tokens": "int64", "loss": float, "train_loss": float})
-    return curves.sort_values(["stage", "number", "tokens"]).reset_index(drop=True)
 
 
 def _shard(file: Path) -> pd.DataFrame | None:

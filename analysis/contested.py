@@ -99,7 +99,7 @@ class Contested:
 
     @cached_property
     def _runs(self) -> dict[str, RunRow]:
-        return {row.run_id: row for row in load.list_runs(self.search.uri, self.search.name)}
+        return {row.run_id: row for row in load.runs_by_id(self.search.uri, list(self.rows["run_id"]))}
 
 
 def bootstrap(differences: np.ndarray, weights: np.ndarray, alpha: float) -> tuple[float, float]:

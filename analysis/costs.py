@@ -31,10 +31,10 @@ def cost_lines(search: Search) -> list[str]:
 
 def _machines(search: Search) -> list[str]:
     """The processors that the finished trials name, and how many ran at a time."""
-    by_id = {row.run_id: row for row in load.list_runs(search.uri, search.name)}
     names: dict[str, None] = {}
-    for run_id in search.trainings.drop_duplicates(["stage", "status"])["run_id"]:
-        file = load.artifact(search.uri, by_id[run_id], Artifact.RESULT)
+    told = search.trainings.drop_duplicates(["stage", "status"])["run_id"]
+    for row in load.runs_by_id(search.uri, list(told)):
+        file = load.artifact(search.uri, row, Artifact.RESULT)
         if file is None:
             continue
         result = json.loads(file.read_text(encoding="utf-8"))

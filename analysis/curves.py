@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.frame import TRAINED, Search
+from analysis.frame import Search
 from search_space.records import Metric
 
 _ENOUGH = 0.9
@@ -12,7 +12,7 @@ _ENOUGH = 0.9
 
 def common_tokens(search: Search) -> int:
     """The largest token count at which 90 % of the ok and pruned trials have a reading; 0 when there is none."""
-    readings = _trained(search)
+    readings = search.readings
     counts = readings.groupby("tokens")["run_id"].nunique()
     wanted = _ENOUGH * readings["run_id"].nunique()
     reached = counts[counts >= wanted]
@@ -21,13 +21,13 @@ def common_tokens(search: Search) -> int:
 
 def loss_at(search: Search, tokens: int) -> pd.Series:
     """Validation loss after exactly so many training tokens, by run id, for ok and pruned search trials."""
-    readings = _trained(search)
+    readings = search.readings
     return readings[readings["tokens"] == tokens].set_index("run_id")["loss"]
 
 
 def readings_table(search: Search) -> pd.DataFrame:
     """Validation losses of ok and pruned search trials: a row a run id, a column a token count, NaN where stopped."""
-    readings = _trained(search)
+    readings = search.readings
     return readings.pivot_table(index="run_id", columns="tokens", values="loss", aggfunc="last", sort=True)
 
 
@@ -44,9 +44,3 @@ def rank_agreement(search: Search, tokens: int) -> tuple[float, int]:
         return float("nan"), len(both)
     ranks = both.rank()
     return float(np.corrcoef(ranks.iloc[:, 0], ranks.iloc[:, 1])[0, 1]), len(both)
-
-
-def _trained(search: Search) -> pd.DataFrame:
-    chosen = search.trials[search.trials["status"].isin(TRAINED)]["run_id"]
-    readings = search.curves[search.curves["run_id"].isin(chosen)]
-    return readings[np.isfinite(readings["loss"]) & (readings["tokens"] > 0)]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis import load
 from analysis.drawing import STYLE, cut, title
-from analysis.frame import Search, describe
+from analysis.frame import Search
 from search_space.checkup import Checkup, checkup_from_plain
 from search_space.records import Artifact, Metric
 
@@ -58,11 +58,14 @@ def looked(search: Search, most: int = BEST) -> list[Looked]:
     for _, row in finished[finished[_WARNINGS].notna()].iterrows():
         if len(found) == most:
             break
-        file = load.artifact(search.uri, load.find_run(search.uri, row["run_id"]), Artifact.DIAGNOSTICS)
+        runs = load.runs_by_id(search.uri, [row["run_id"]])
+        file = load.artifact(search.uri, runs[0], Artifact.DIAGNOSTICS) if runs else None
         if file is not None:
             checkups = tuple(checkup_from_plain(plain) for plain in json.loads(file.read_text(encoding="utf-8")))
-            run = f"{search.name}/{row['number']}"
-            found.append(Looked(run=run, what=describe(search, row), loss=row[Metric.LOSS], checkups=checkups))
+            name = f"{search.name}/{row['number']}"
+            found.append(
+                Looked(run=name, what=search.described[row["run_id"]], loss=row[Metric.LOSS], checkups=checkups)
+            )
     return found
 
 

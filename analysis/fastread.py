@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from search_space.errors import UserError
+from search_space.places import database_file
 from search_space.records import Stage, Status, Tag
 
 RUNNING = "running"
@@ -112,22 +113,57 @@ def connect(path: Path) -> sqlite3.Connection | None:
     return connection
 
 
-def experiments(connection: sqlite3.Connection) -> dict[str, str]:
+def reads(uri: str) -> bool:
+    """True for a SQLite store whose tables this module knows."""
+    store = database_file(uri)
+    connection = connect(store) if store is not None else None
+    if connection is not None:
+        connection.close()
+    return connection is not None
+
+
+def experiments(uri: str) -> dict[str, str]:
     """Name to id of every live experiment."""
-    rows = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
-    return {name: str(key) for name, key in rows}
+    with _opened(uri) as connection:
+        rows = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        return {name: str(key) for name, key in rows}
 
 
-def runs(connection: sqlite3.Connection, experiment_ids: Sequence[str]) -> list[RunRow]:
+def runs(uri: str, experiment_ids: Sequence[str]) -> list[RunRow]:
     """Every live run of the experiments, oldest first."""
     marks = ",".join("?" * len(experiment_ids))
     where = f"r.lifecycle_stage = 'active' AND r.experiment_id IN ({marks})"
-    return _read(connection, where, list(map(int, experiment_ids)))
+    with _opened(uri) as connection:
+        return _read(connection, where, list(map(int, experiment_ids)))
 
 
-def runs_by_prefix(connection: sqlite3.Connection, prefix: str) -> list[RunRow]:
+def runs_by_id(uri: str, run_ids: Sequence[str]) -> list[RunRow]:
+    """The live runs with these ids."""
+    parts = [run_ids[first : first + _FEW] for first in range(0, len(run_ids), _FEW)]
+    with _opened(uri) as connection:
+        return [
+            row
+            for part in parts
+            for row in _read(
+                connection,
+                f"r.lifecycle_stage = 'active' AND r.run_uuid IN ({','.join('?' * len(part))})",
+                list(part),
+            )
+        ]
+
+
+def runs_by_prefix(uri: str, prefix: str) -> list[RunRow]:
     """Every live run whose id starts with the prefix."""
-    return _read(connection, "r.lifecycle_stage = 'active' AND substr(r.run_uuid, 1, ?) = ?", [len(prefix), prefix])
+    where = "r.lifecycle_stage = 'active' AND substr(r.run_uuid, 1, ?) = ?"
+    with _opened(uri) as connection:
+        return _read(connection, where, [len(prefix), prefix])
+
+
+def _opened(uri: str) -> "closing[sqlite3.Connection]":
+    store = database_file(uri)
+    connection = connect(store) if store is not None else None
+    assert connection is not None, f"{uri} is asked only after reads() knew its tables"
+    return closing(connection)
 
 
 def _read(connection: sqlite3.Connection, where: str, values: Sequence[int | str]) -> list[RunRow]:
@@ -173,12 +209,10 @@ def _grouped(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
     return found
 
 
-def histories(path: Path, run_ids: Sequence[str], keys: Sequence[str]) -> list[tuple[str, str, int, float]]:
+def histories(uri: str, run_ids: Sequence[str], keys: Sequence[str]) -> list[tuple[str, str, int, float]]:
     """(run id, metric, step, value) of whole metric histories, steps increasing within a run and metric."""
-    connection = connect(path)
-    assert connection is not None, "histories are asked for only where connect() knew the tables"
     found: list[tuple[str, str, int, float]] = []
-    with closing(connection):
+    with _opened(uri) as connection:
         for start in range(0, len(run_ids), _FEW):
             part = list(run_ids[start : start + _FEW])
             found += connection.execute(

@@ -1,10 +1,11 @@
 """A search as tables: one DataFrame row a child run, all learning curves, and what the parent run holds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.fastread import RunRow
@@ -15,6 +16,10 @@ from search_space.stored import space_from_plain
 
 PARAM = "param/"
 """Prefix of the columns that hold searched or fixed paths."""
+MOST_OPTIONS = 8
+"""Values up to which a choice is told apart by colour."""
+NOT_LIVE = "not there"
+"""The option of a trial for which the choice does not exist."""
 TRAINED = (str(Status.OK), str(Status.PRUNED))
 """Statuses whose readings count as an outcome."""
 ENDED_BADLY = (str(Status.DIVERGED), str(Status.OUT_OF_MEMORY), str(Status.TIMED_OUT), str(Status.FAILED))
@@ -128,6 +133,28 @@ class Search:
         paths = [str(column).removeprefix(PARAM) for column in self.trials if str(column).startswith(PARAM)]
         return [path for path in paths if path in self.choices and self.trials[PARAM + path].nunique() > 1]
 
+    @cached_property
+    def described(self) -> dict[str, str]:
+        """What sets each search trial apart, by run id: softmax(kv_heads=2)+rotary layers=3 learning_rate=0.003."""
+        return dict(zip(self.trials["run_id"], _descriptions(self.trials, self.varied), strict=True))
+
+    @cached_property
+    def options(self) -> dict[str, pd.Series]:
+        """The varied choices of few values by path, kinds first: each trial's value in words, by run id."""
+        held = {path: self.trials[PARAM + path] for path in sorted(self.varied, key=lambda p: not p.endswith(".kind"))}
+        return {
+            path: pd.Series([words or NOT_LIVE for words in _told(values, short_value)], index=self.trials["run_id"])
+            for path, values in held.items()
+            if values.nunique() <= MOST_OPTIONS
+        }
+
+    @cached_property
+    def readings(self) -> pd.DataFrame:
+        """The finite validation readings of ok and pruned search trials, after training began."""
+        chosen = self.trials[self.trials["status"].isin(TRAINED)]["run_id"]
+        begun = self.curves[np.isfinite(self.curves["loss"]) & (self.curves["tokens"] > 0)]
+        return begun[begun["run_id"].isin(chosen)]
+
 
 def typed(text: str) -> Scalar:
     """The scalar that a parameter's text stands for."""
@@ -183,19 +210,35 @@ def short_value(value: Scalar) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def describe(search: Search, row: "pd.Series[Any]") -> str:
-    """What sets this trial apart within its search: softmax(kv_heads=2)+rotary layers=3 learning_rate=0.003."""
-    live = {path: row[PARAM + path] for path in search.varied if not _absent(row[PARAM + path])}
-    kinds = {path.removesuffix(".kind"): str(value) for path, value in live.items() if path.endswith(".kind")}
-    inner: dict[str, list[str]] = {family: [] for family in kinds}
-    words: list[str] = []
-    for path, value in live.items():
-        if path.endswith(".kind"):
-            continue
-        family = next((family for family in kinds if path.startswith(f"{family}.")), "")
-        inner.get(family, words).append(_setting(path.rpartition(".")[2] if family else short_path(path), value))
-    blocks = [f"{kind}({', '.join(inner[family])})" if inner[family] else kind for family, kind in kinds.items()]
-    return " ".join([*(["+".join(blocks)] if blocks else []), *words]) or str(row["name"])
+def _descriptions(trials: pd.DataFrame, varied: Sequence[str]) -> list[str]:
+    """What sets each trial apart by the varied paths; the values of a path are put into words once each."""
+    kinds = {path.removesuffix(".kind"): _told(trials[PARAM + path], str) for path in varied if path.endswith(".kind")}
+    settings = [
+        (
+            [family for family in kinds if path.startswith(f"{family}.")],
+            _told(trials[PARAM + path], partial(_setting, path.rpartition(".")[2])),
+            _told(trials[PARAM + path], partial(_setting, short_path(path))),
+        )
+        for path in varied
+        if not path.endswith(".kind")
+    ]
+    found = []
+    for place, name in enumerate(trials["name"]):
+        inner: dict[str, list[str]] = {family: [] for family, told in kinds.items() if told[place]}
+        words: list[str] = []
+        for above, within, alone in settings:
+            if alone[place]:
+                family = next((family for family in above if family in inner), "")
+                inner.get(family, words).append((within if family else alone)[place])
+        blocks = [kinds[family][place] + (f"({', '.join(held)})" if held else "") for family, held in inner.items()]
+        found.append(" ".join([*(["+".join(blocks)] if blocks else []), *words]) or str(name))
+    return found
+
+
+def _told(values: pd.Series, say: Callable[[Scalar], str]) -> list[str]:
+    """Each value in words, '' where there is none."""
+    words = {key: say(value) for key, value in {(type(v), v): v for v in values if not _absent(v)}.items()}
+    return [words.get((type(value), value), "") for value in values]
 
 
 def _setting(name: str, value: Scalar) -> str:

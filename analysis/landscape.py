@@ -9,14 +9,10 @@ import pandas as pd
 from scipy import special
 
 from analysis import curves
-from analysis.frame import PARAM, Search, short_path, short_value
+from analysis.frame import NOT_LIVE, Search, short_path
 from search_space.domains import Scalar
 
 LEVEL = 0.95
-MOST_OPTIONS = 8
-"""Values up to which a choice is told apart by colour."""
-NOT_LIVE = "not there"
-"""The option of a trial for which the choice does not exist."""
 _RATE = ".learning_rate"
 _FEWEST_FIT = 6
 """Trials from which a curve is laid through losses over the rate."""
@@ -42,17 +38,6 @@ class Cells:
     def name(self) -> str:
         """The two choices, as people say them."""
         return f"{short_path(self.one)} × {short_path(self.other)}"
-
-
-def options(search: Search) -> dict[str, pd.Series]:
-    """The varied choices of few values by path, kinds first: each trial's value in words, by run id."""
-    found: dict[str, pd.Series] = {}
-    trials = search.trials.set_index("run_id")
-    for path in sorted(search.varied, key=lambda path: not path.endswith(".kind")):
-        values = trials[PARAM + path]
-        if values.nunique() <= MOST_OPTIONS:
-            found[path] = values.map(short_value, na_action="ignore").fillna(NOT_LIVE)
-    return found
 
 
 def rates(search: Search) -> list[str]:
@@ -96,8 +81,8 @@ def rate_fits(places: pd.Series, outcome: pd.Series, groups: pd.Series) -> dict[
 def pairs(search: Search, most: int = 21) -> list[Cells]:
     """The choices of few values two at a time, those that share most trials first."""
     outcome, _ = losses(search)
-    held = {path: values.reindex(outcome.index) for path, values in options(search).items()}
-    found = [_cells(one, other, held, outcome) for one, other in combinations(held, 2)]
+    held = {path: _coded(values.reindex(outcome.index)) for path, values in search.options.items()}
+    found = [_cells(one, other, held, outcome.to_numpy()) for one, other in combinations(held, 2)]
     whole = [cells for cells in found if min(cells.n.shape) > 1]
     return sorted(whole, key=lambda cells: -int(np.minimum(cells.n, 3).sum() + cells.n.sum()))[:most]
 
@@ -119,19 +104,42 @@ def _parabola(x: np.ndarray) -> np.ndarray:
     return np.column_stack([np.ones_like(x), x, x * x])
 
 
-def _cells(one: str, other: str, held: Mapping[str, pd.Series], outcome: pd.Series) -> Cells:
-    live = (held[one] != NOT_LIVE) & (held[other] != NOT_LIVE)
-    table = pd.DataFrame({"one": held[one], "other": held[other], "loss": outcome})[live]
-    rows, columns = (tuple(sorted(table[side].unique(), key=_order)) for side in ("one", "other"))
+def _coded(values: pd.Series) -> tuple[tuple[str, ...], np.ndarray]:
+    """The options in order, and each trial's place among them; -1 where the choice is not live."""
+    names = tuple(sorted((str(name) for name in values.unique() if name != NOT_LIVE), key=_order))
+    return names, pd.Index(names).get_indexer(pd.Index(values))
+
+
+def _cells(one: str, other: str, held: Mapping[str, tuple[tuple[str, ...], np.ndarray]], outcome: np.ndarray) -> Cells:
+    (rows, across), (columns, along) = held[one], held[other]
+    live = (across >= 0) & (along >= 0)
+    rows, across = _present(rows, across[live])
+    columns, along = _present(columns, along[live])
+    size, losses = len(rows) * len(columns), outcome[live]
+    places = across * len(columns) + along
+    n = np.bincount(places, minlength=size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        level = np.bincount(places, losses, size) / n
+        squares = np.bincount(places, (losses - level[places]) ** 2, size)
+        width = special.stdtrit(n - 1.0, (1 + LEVEL) / 2) * np.sqrt(squares / (n - 1) / n)
+    mean = level - losses.mean() if len(losses) else level
+    mean, width = np.where(n > 0, mean, np.nan), np.where(n > 1, width, np.nan)
     shape = (len(rows), len(columns))
-    mean, width, n = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, dtype=int)
-    middle = table["loss"].mean()
-    for (row, column), group in table.groupby(["one", "other"])["loss"]:
-        place = rows.index(str(row)), columns.index(str(column))
-        n[place], mean[place] = len(group), group.mean() - middle
-        if len(group) > 1:
-            width[place] = special.stdtrit(len(group) - 1, (1 + LEVEL) / 2) * group.std() / len(group) ** 0.5
-    return Cells(one=one, other=other, rows=rows, columns=columns, mean=mean, width=width, n=n)
+    return Cells(
+        one=one,
+        other=other,
+        rows=rows,
+        columns=columns,
+        mean=mean.reshape(shape),
+        width=width.reshape(shape),
+        n=n.reshape(shape),
+    )
+
+
+def _present(names: tuple[str, ...], places: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """The options that occur, and each trial's place among those."""
+    seen, again = np.unique(places, return_inverse=True)
+    return tuple(names[place] for place in seen), again
 
 
 def _order(value: Scalar) -> tuple[int, float, str]:

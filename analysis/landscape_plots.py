@@ -27,7 +27,7 @@ def rates_figure(search: Search) -> Figure:
     rate = landscape.rates(search)[0]
     places = search.trials.set_index("run_id")[PARAM + rate].astype(float)
     ended = search.trials.set_index("run_id")["status"]
-    groups = [(path, values) for path, values in landscape.options(search).items() if path.endswith(".kind")][:_PANELS]
+    groups = [(path, values) for path, values in search.options.items() if path.endswith(".kind")][:_PANELS]
     figure, panels = _panels(len(groups), 3.6, sharey=True)
     for axes, (path, values) in zip(panels, groups or [("", ended.map(lambda _: "all"))], strict=True):
         fits = landscape.rate_fits(places, outcome, values)

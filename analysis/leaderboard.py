@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.frame import ENDED_BADLY, PARAM, Search, describe, short_path
+from analysis.frame import ENDED_BADLY, PARAM, Search, short_path
 from search_space.records import Metric, Stage, Status
 
 _RANK = {str(Status.OK): 0, str(Status.PRUNED): 1}
@@ -25,7 +25,7 @@ def leaderboard(search: Search) -> pd.DataFrame:
         {
             "run": [f"{search.name}/{number}" for number in trials["number"]],
             "number": trials["number"],
-            "what": [describe(search, row) for _, row in trials.iterrows()],
+            "what": trials["run_id"].map(search.described),
             "status": trials["status"],
             "reason": trials["reason"],
             "loss": trials[Metric.LOSS].fillna(trials["run_id"].map(last["loss"])),

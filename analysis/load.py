@@ -1,25 +1,25 @@
 """The only reader of the tracking store: searches, their runs as plain rows, artifacts, and one DataFrame row a trial.
 
-A SQLite store is read by analysis.fastread, a server by analysis.webread, any other by the tracking client; all give
-the same rows. The client and pandas are imported where they are needed, so that a listing answers at once.
+A SQLite store is read by analysis.fastread, a server by analysis.webread, any other by the tracking client in
+analysis.clientread; all give the same rows. The client and pandas are imported where they are needed, so that a listing
+answers at once.
 """
 
 import atexit
-import os
+import re
 import shutil
-import socket
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from functools import cache as once
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol
 
-from analysis import fastread, webread
+from analysis import clientread, fastread, webread
 from analysis.fastread import RunRow, StoreError
-from search_space.places import database_file, driver_uri, locate, present_path
+from analysis.server import Server, speaks_to
+from search_space.places import locate, present_path
 from search_space.records import Metric, Stage, Status, Tag
 from search_space.space import unknown
 
@@ -28,14 +28,20 @@ if TYPE_CHECKING:
 
     from analysis.frame import Search
 
-_PAGE = 10_000
-_ANSWER_SECONDS = 5.0
-_QUIET = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-}
-"""Environment under which the client neither calls home nor draws nor waits for minutes; set unless the user set it."""
+_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Reader(Protocol):
+    """How the runs of one kind of store are read."""
+
+    def experiments(self, uri: str) -> dict[str, str]:
+        """Name to id of every live experiment."""
+
+    def runs(self, uri: str, experiment_ids: Sequence[str]) -> list[RunRow]:
+        """Every live run of the experiments, oldest first."""
+
+    def runs_by_id(self, uri: str, run_ids: Sequence[str]) -> list[RunRow]:
+        """The live runs with these ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,46 +115,86 @@ def search(name: str, tracking_uri: str = "") -> "Search":
 
 def load_search(uri: str, name: str) -> "Search":
     """A whole search: one row per child run, the curves, and what the parent holds."""
-    from analysis import cache
+    from analysis import cache, uptodate
     from analysis.assembling import assemble
 
-    experiment = _experiment(uri, name)
-    state = cache.state_of(uri, experiment)
-    held = cache.recall(uri, name, state)
-    if held is None:
-        held = assemble(uri, name, _runs(uri, [experiment]))
-        cache.keep(held, state)
+    experiment, kept = _experiment(uri, name), cache.recall(uri, name)
+    if _reader(uri) is webread:
+        state, known = (kept.state, kept.known) if kept else ("", None)
+        found = uptodate.read(uri, name, experiment, state, known)
+    else:
+        state = cache.file_state(uri)
+        unchanged = kept is not None and kept.state == state != ""
+        found = uptodate.Found(state=state, rows=None if unchanged else _runs(uri, [experiment]), known=None)
+    if found.rows is None:
+        assert kept is not None, "only what was kept can be unchanged"
+        return kept.search()
+    held, earlier = assemble(uri, name, found.rows, kept.earlier if kept and found.known else None)
+    cache.keep(held, found.state, shards=earlier.shards, known=found.known)
     return held
+
+
+def runs_by_id(uri: str, run_ids: Sequence[str]) -> list[RunRow]:
+    """The live runs with these ids, in their order."""
+    found = {row.run_id: row for row in _reader(uri).runs_by_id(uri, run_ids)} if run_ids else {}
+    return [found[run_id] for run_id in run_ids if run_id in found]
 
 
 def artifact(uri: str, row: RunRow, path: str) -> Path | None:
     """A file or folder that the run keeps, found from the store's present place; None when it keeps no such thing."""
     root = present_path(row.artifact_uri, locate(uri))
-    if root is None:
-        return _download(uri, row, path)
-    return root / path if (root / path).exists() else None
+    if root is not None:
+        return root / path if (root / path).exists() else None
+    if speaks_to(uri):
+        try:
+            found = webread.download(uri, row, path, _downloads())
+        except FileNotFoundError:
+            return None
+        if found is not None:
+            return found
+    return clientread.download(uri, row, path, _downloads())
+
+
+def new_files(uri: str, row: RunRow, folder: str, known: frozenset[str]) -> tuple[list[Path], frozenset[str]]:
+    """The files in a folder that the run keeps whose names are not known yet, by name; the names of all."""
+    root = present_path(row.artifact_uri, locate(uri))
+    if root is None and known and speaks_to(uri):
+        with Server(uri) as server:
+            paths = sorted(entry["path"] for entry in webread.listed(server, row.run_id, folder))
+            asked = [path for path in paths if PurePosixPath(path).name not in known]
+            contents = webread.fetched(server, row.run_id, asked)
+        if None not in contents:
+            place = Path(tempfile.mkdtemp(dir=_downloads()))
+            files = [place / PurePosixPath(path).name for path in asked]
+            for file, content in zip(files, contents, strict=True):
+                file.write_bytes(content or b"")
+            return files, known | {PurePosixPath(path).name for path in paths}
+    whole = artifact(uri, row, folder)
+    files = [file for file in sorted(whole.iterdir()) if file.is_file()] if whole is not None else []
+    return [file for file in files if file.name not in known], known | {file.name for file in files}
 
 
 def histories(uri: str, rows: Sequence[RunRow], keys: Sequence[str]) -> list[tuple[str, str, int, float]]:
     """(run id, metric, step, value) of whole metric histories."""
-    store = database_file(uri)
-    if store is not None and _connected(store):
-        return fastread.histories(store, [row.run_id for row in rows], keys)
-    client = _client(uri)
-    return [
-        (row.run_id, key, int(point.step), float(point.value))
-        for row in rows
-        for key in keys
-        if key in row.metrics
-        for point in sorted(client.get_metric_history(row.run_id, key), key=lambda point: (point.step, point.timestamp))
-    ]
+    reader = _reader(uri)
+    if reader is fastread:
+        return fastread.histories(uri, [row.run_id for row in rows], keys)
+    found = webread.histories(uri, rows, keys) if reader is webread else None
+    return clientread.histories(uri, rows, keys) if found is None else found
 
 
-def _connected(store: Path) -> bool:
-    connection = fastread.connect(store)
-    if connection is not None:
-        connection.close()
-    return connection is not None
+@once
+def _downloads() -> Path:
+    """A folder for what servers send; it lives as long as the process."""
+    folder = tempfile.mkdtemp(prefix="assay-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _reader(uri: str) -> Reader:
+    if fastread.reads(uri):
+        return fastread
+    return webread if speaks_to(uri) else clientread
 
 
 def _has_finished(row: RunRow) -> bool:
@@ -185,37 +231,18 @@ def _experiment(uri: str, name: str) -> str:
 
 
 def _experiments(uri: str) -> dict[str, str]:
-    store = database_file(uri)
-    if store is not None:
-        connection = fastread.connect(store)
-        if connection is not None:
-            with closing(connection):
-                return fastread.experiments(connection)
-    if webread.speaks_to(uri):
-        _check_answers(uri)
-        return webread.experiments(uri)
-    return client_experiments(uri)
+    return _reader(uri).experiments(uri)
 
 
 def _runs(uri: str, experiment_ids: list[str]) -> list[RunRow]:
-    store = database_file(uri)
-    if store is not None:
-        connection = fastread.connect(store)
-        if connection is not None:
-            with closing(connection):
-                return fastread.runs(connection, experiment_ids)
-    if webread.speaks_to(uri):
-        _check_answers(uri)
-        return webread.runs(uri, experiment_ids, {key: name for name, key in webread.experiments(uri).items()})
-    return client_runs(uri, experiment_ids)
+    return _reader(uri).runs(uri, experiment_ids)
 
 
 def _by_prefix(uri: str, prefix: str) -> RunRow:
-    store = database_file(uri)
-    connection = fastread.connect(store) if store is not None else None
-    if connection is not None:
-        with closing(connection):
-            found = fastread.runs_by_prefix(connection, prefix)
+    if fastread.reads(uri):
+        found = fastread.runs_by_prefix(uri, prefix)
+    elif _WHOLE_ID.fullmatch(prefix):
+        found = runs_by_id(uri, [prefix])
     else:
         rows = _runs(uri, list(_experiments(uri).values()))
         found = [row for row in rows if row.run_id.startswith(prefix)]
@@ -225,76 +252,3 @@ def _by_prefix(uri: str, prefix: str) -> RunRow:
         raise StoreError(f"run {prefix!r}: no run id starts so; name a run as NAME/NUMBER (`assay runs` lists them)")
     ids = ", ".join(row.run_id[:12] for row in found[:5])
     raise StoreError(f"run {prefix!r}: {len(found)} run ids start so ({ids}, ...); give more of the id, or NAME/NUMBER")
-
-
-def client_experiments(uri: str) -> dict[str, str]:
-    """Name to id of every live experiment, through the tracking client."""
-    return {entry.name: str(entry.experiment_id) for entry in _client(uri).search_experiments(max_results=_PAGE)}
-
-
-def client_runs(uri: str, experiment_ids: Sequence[str]) -> list[RunRow]:
-    """Every live run of the experiments, oldest first, through the tracking client: one query per 10,000 runs."""
-    if not experiment_ids:
-        return []
-    client = _client(uri)
-    names = {key: name for name, key in client_experiments(uri).items()}
-    entries: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs(list(experiment_ids), max_results=_PAGE, page_token=token)
-        entries += page
-        token = page.token
-        if not token:
-            break
-    rows = [
-        RunRow(
-            run_id=entry.info.run_id,
-            name=entry.info.run_name or "",
-            state=entry.info.status,
-            start=(entry.info.start_time or 0) / 1000,
-            end=(entry.info.end_time or 0) / 1000,
-            artifact_uri=entry.info.artifact_uri or "",
-            experiment_id=str(entry.info.experiment_id),
-            search=names[str(entry.info.experiment_id)],
-            params=dict(entry.data.params),
-            metrics={key: value for key, value in entry.data.metrics.items() if abs(value) < float("inf")},
-            tags=dict(entry.data.tags),
-        )
-        for entry in entries
-    ]
-    return sorted(rows, key=lambda row: (row.start, row.run_id))
-
-
-def _client(uri: str) -> Any:
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    if urlsplit(uri).scheme in ("http", "https"):
-        _check_answers(uri)
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(driver_uri(uri))
-
-
-def _check_answers(uri: str) -> None:
-    place = urlsplit(uri)
-    port = place.port or (443 if place.scheme == "https" else 80)
-    try:
-        socket.create_connection((place.hostname or "", port), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        raise StoreError(
-            f"tracking store {uri}: nothing answers there ({error}); start the server, or name another --tracking-uri"
-        ) from error
-
-
-def _download(uri: str, row: RunRow, path: str) -> Path | None:
-    import mlflow.artifacts
-
-    client = _client(uri)
-    parent, _, leaf = path.rpartition("/")
-    if not any(entry.path.rpartition("/")[2] == leaf for entry in client.list_artifacts(row.run_id, parent or None)):
-        return None
-    folder = tempfile.mkdtemp(prefix="assay-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(
-        mlflow.artifacts.download_artifacts(run_id=row.run_id, artifact_path=path, dst_path=folder, tracking_uri=uri)
-    )

@@ -75,9 +75,10 @@ def curves_figure(search: Search) -> Figure:
     """Every learning curve from the first reading after training began; the best and the baseline stand out."""
     figure, axes = canvas(8.0, 4.8)
     begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
-    curves = dict(list(begun.groupby("run_id")))
     best = search.finished["run_id"].iloc[0] if len(search.finished) else ""
-    shown = sampled(search.trials[search.trials["run_id"].isin(curves)], _MOST_CURVES)
+    read = search.trials[search.trials["run_id"].isin(begun["run_id"].unique())]
+    shown = sampled(read, _MOST_CURVES)
+    curves = dict(list(begun[begun["run_id"].isin([*shown["run_id"], best])].groupby("run_id")))
     for _, row in shown.iterrows():
         if row["run_id"] == best or row["is_baseline"]:
             continue
@@ -99,11 +100,11 @@ def curves_figure(search: Search) -> Figure:
     bigram = search.parent.bigram_loss
     if bigram is not None:
         axes.axhline(bigram, color="#000000", lw=1, ls="--", label=f"bigram model ({bigram:.3f})", zorder=1)
-    counts = search.trials[search.trials["run_id"].isin(curves)]["status"].value_counts()
+    counts = read["status"].value_counts()
     for status, count in counts.items():
         colour = STATUS_COLOURS.get(str(status), GREY)
         axes.plot([], [], color=colour, lw=1.5, label=f"{str(status).replace('_', ' ')}: {count}")
-    _robust_limits(axes, pd.concat([curve["loss"] for curve in curves.values()]), bigram)
+    _robust_limits(axes, begun["loss"], bigram)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel("training tokens")
     axes.set_ylabel(f"validation loss ({search.unit})")

@@ -16,7 +16,7 @@ from analysis import diagnostics, landscape
 from analysis.compare import interval_text
 from analysis.diagnostics import Looked
 from analysis.effects import Effects, Interaction
-from analysis.frame import ENDED_BADLY, Search, describe, short_path
+from analysis.frame import ENDED_BADLY, Search, short_path
 from analysis.leaderboard import sampled, seed_spread
 from analysis.pareto import front
 from search_space.records import Metric, Stage
@@ -53,8 +53,8 @@ def curves_chart(search: Search) -> Chart:
     """Validation loss against training tokens of every trial, or of the best and an even sample of the others."""
     begun = search.curves[(search.curves["tokens"] > 0) & (search.curves["stage"] == Stage.SEARCH)]
     begun = begun[np.isfinite(begun["loss"])]
-    trials = sampled(search.trials[search.trials["run_id"].isin(begun["run_id"])], MOST_CURVES)
-    readings = dict(list(begun.groupby("run_id")))
+    trials = sampled(search.trials[search.trials["run_id"].isin(begun["run_id"].unique())], MOST_CURVES)
+    readings = dict(list(begun[begun["run_id"].isin(trials["run_id"])].groupby("run_id")))
     items = _items(search, trials)
     for item, run_id in zip(items, trials["run_id"], strict=True):
         held = readings[run_id]
@@ -82,12 +82,13 @@ def rates_chart(search: Search) -> Chart:
     ended = search.trials["status"].isin(ENDED_BADLY) | search.trials["run_id"].isin(outcome.index)
     trials = sampled(search.trials[ended], MOST_POINTS)
     items = _items(search, trials)
-    places = {path: trials[f"param/{path}"].astype(float) for path in paths}
-    for k, (item, run_id) in enumerate(zip(items, trials["run_id"], strict=True)):
-        item["x"] = [_number(places[path].iloc[k]) for path in paths]
-        item["y"] = None if item["e"] else float(outcome[run_id])
+    places = [trials[f"param/{path}"].astype(float).tolist() for path in paths]
+    losses = outcome.reindex(trials["run_id"]).tolist()
+    for item, loss, *at in zip(items, losses, *places, strict=True):
+        item["x"] = list(map(_number, at))
+        item["y"] = None if item["e"] else loss
         item["m"] = "" if item["m"] == "best" else item["m"]
-    groups = {path: values for path, values in landscape.options(search).items() if path in _colours(search)}
+    groups = {path: values for path, values in search.options.items() if path in _colours(search)}
     whole = search.trials.set_index("run_id")[f"param/{paths[0]}"].astype(float)
     fits = [landscape.rate_fits(whole, outcome, values) for values in groups.values()] if len(paths) == 1 else []
     kinds = [k for k, path in enumerate(_colours(search), 1) if path.endswith(".kind")]
@@ -110,8 +111,8 @@ def front_chart(search: Search) -> Chart:
     done = sampled(search.finished, MOST_POINTS).reset_index(drop=True)
     names = [name for name in MEASURES if name in done and done[name].notna().any()]
     items = _items(search, done)
-    for item, (_, row) in zip(items, done.iterrows(), strict=True):
-        item |= {"x": [_number(row[name]) for name in names], "y": float(row[Metric.LOSS])}
+    for item, loss, *costs in zip(items, done[Metric.LOSS], *(done[name] for name in names), strict=True):
+        item |= {"x": [_number(cost) for cost in costs], "y": float(loss)}
     equal = {name: bool(done[name].max() <= _EQUAL_COST * done[name].min()) for name in names}
     fronts, axes = [], []
     for name in names:
@@ -231,23 +232,26 @@ def inside_chart(shown: Sequence[Looked]) -> Chart:
 
 def _items(search: Search, trials: pd.DataFrame) -> list[dict[str, Any]]:
     """One a trial: its names, its group under every colouring, its mark, and how it ended where that was badly."""
-    options = landscape.options(search)
-    groups = [options[path] for path in _colours(search)]
+    groups = [search.options[path].reindex(trials["run_id"]) for path in _colours(search)]
     best = search.finished["run_id"].iloc[0] if len(search.finished) else ""
-    return [
-        {
-            "l": f"{search.name}/{row['number']}, {str(row['status']).replace('_', ' ')}\n{describe(search, row)}",
-            "s": f"#{row['number']}",
-            "g": [str(row["status"]), *(str(values[row["run_id"]]) for values in groups)],
-            "m": "best" if row["run_id"] == best else "baseline" if row["is_baseline"] else "",
-            "e": str(row["status"]).replace("_", " ") if row["status"] in ENDED_BADLY else "",
-        }
-        for _, row in trials.iterrows()
-    ]
+    columns = trials["run_id"], trials["number"], trials["status"], trials["is_baseline"]
+    items = []
+    for run_id, number, status, is_baseline, *held in zip(*columns, *groups, strict=True):
+        said = str(status).replace("_", " ")
+        items.append(
+            {
+                "l": f"{search.name}/{number}, {said}\n{search.described[run_id]}",
+                "s": f"#{number}",
+                "g": [str(status), *map(str, held)],
+                "m": "best" if run_id == best else "baseline" if is_baseline else "",
+                "e": said if status in ENDED_BADLY else "",
+            }
+        )
+    return items
 
 
 def _colours(search: Search) -> list[str]:
-    return list(landscape.options(search))[:_MOST_COLOURS]
+    return list(search.options)[:_MOST_COLOURS]
 
 
 def _seed_width(search: Search) -> float:

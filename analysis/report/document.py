@@ -106,6 +106,8 @@ class Document:
 def clean(text: str) -> str:
     """The text on one line, without what cannot be seen or would turn the text around it."""
     spaced = " ".join(str(text).split())
+    if spaced.isprintable():
+        return spaced
     shown = "".join(sign for sign in spaced if unicodedata.category(sign) not in _UNSAID)
     return _TURNING.sub("", shown)
 

@@ -7,7 +7,7 @@ from typing import Any
 from analysis import landscape
 from analysis.compare import interval_text, number_text
 from analysis.effects import Effects
-from analysis.frame import ENDED_BADLY, Search, short_path
+from analysis.frame import ENDED_BADLY, NOT_LIVE, Search, short_path
 from analysis.plots import finals_label
 from analysis.report.charts import Chart
 from analysis.verdicts import Contrast
@@ -72,9 +72,9 @@ def failures_chart(search: Search) -> Chart:
     ended = search.trials[search.trials["status"].isin((Status.OK, Status.PRUNED, *ENDED_BADLY))]
     bad = ended.set_index("run_id")["status"].isin(ENDED_BADLY)
     rows = []
-    for path, values in landscape.options(search).items() if bad.any() else ():
+    for path, values in search.options.items() if bad.any() else ():
         for option, part in bad.groupby(values.reindex(bad.index)):
-            if option != landscape.NOT_LIVE and part.any():
+            if option != NOT_LIVE and part.any():
                 rows.append(
                     _share_row(f"{short_path(path)} {option}", int(part.sum()), len(part), str(Status.DIVERGED))
                 )

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.compare import number_text
 from analysis.costs import cost_lines
-from analysis.frame import Search, describe
+from analysis.frame import Search
 from analysis.leaderboard import lead_text
 from analysis.report.document import Answers, Command
 from analysis.tables import quantity
@@ -53,7 +53,7 @@ def _winner(search: Search) -> list[str]:
         return ["Nothing yet: no trial has finished."]
     best = done.iloc[0]
     return [
-        f"`{search.name}/{best['number']}`: {describe(search, best)}.",
+        f"`{search.name}/{best['number']}`: {search.described[best['run_id']]}.",
         f"It has the lowest final validation loss, {best[Metric.LOSS]:.4f} {search.unit}, of {len(done)} trials that "
         f"trained to the end ({len(search.trials)} were started, one seed each).",
     ]

@@ -17,21 +17,20 @@ import synthetic
 from conftest import store_uri
 from mlflow.tracking import MlflowClient
 
-from analysis import cache, fastread, load
+from analysis import cache, clientread, fastread, load
 from analysis.fastread import StoreError
 from analysis.frame import PARAM, Search, typed
 from search_space.records import Artifact, Metric, Stage, Status, Tag
 
 
 def test_tables_and_client_give_equal_rows(uri: str) -> None:
-    names = load.client_experiments(uri)
-    connection = fastread.connect(Path(uri.removeprefix("sqlite:///")))
-    assert connection is not None
-    assert fastread.experiments(connection) == names
-    direct = fastread.runs(connection, list(names.values()))
-    assert direct == load.client_runs(uri, list(names.values()))
+    names = clientread.experiments(uri)
+    assert fastread.experiments(uri) == names
+    direct = fastread.runs(uri, list(names.values()))
+    assert direct == clientread.runs(uri, list(names.values()))
     assert len(direct) == 1 + 30 + 16
-    connection.close()
+    some = [row.run_id for row in direct[::5]]
+    assert fastread.runs_by_id(uri, some) == clientread.runs_by_id(uri, some) == direct[::5]
 
 
 @pytest.mark.parametrize(
