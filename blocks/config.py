@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,9 +24,11 @@ from blocks.families import (
     InfeasibleArchitecture,
 )
 from blocks.init import initialise
-from blocks.legality import check_factors, check_reach, check_start, check_traits
+from blocks.legality import check_factors, check_reach, check_relations, check_start, check_traits
 from search_space.canon import seed_from
 from search_space.domains import choice, family, float_range, int_range
+
+Block = TypeVar("Block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ class ModelConfig:
         check_factors(self.placement, self.norm, self.layer_mixers(), self._path_of)
         check_traits(self.init, self.placement)
         check_start(self.init, self.placement)
+        check_relations(self.init, self.layer_mixers(), self._path_of)
         for direction in sorted(self.stack.directions):
             self.ffn.check(self.dims(direction))
         self.placement.check(self)
@@ -154,7 +157,7 @@ class ModelConfig:
         """The sizes every block is built with; those of the stack's own direction where none is named."""
         return Dims(
             d_model=self.d_model,
-            d_ff=self.d_ff,
+            d_ff=self._live_d_ff(),
             layers=self.layers,
             train_len=self.train_len,
             max_len=self.max_len,
@@ -167,22 +170,30 @@ class ModelConfig:
         return self.pattern.mixers(self.mixer, self.layers)
 
     def canonical(self) -> "ModelConfig":
-        """The simplest config that computes the same function; two configs of one function share it."""
-        dims = self.dims()
-        mixer = self.mixer.canonical(dims)
-        placement = self.placement.canonical(dims)
+        """The simplest config that computes the same function; two configs of one function share it.
+
+        Built from one seed, a config and its canonical form have the same parameters, by name.
+        """
+        sides = list(self.stack.sides(self).values()) or [self.dims()]
+        mixer = _agreed(self.mixer, [self.mixer.canonical(dims) for dims in sides])
+        placement = _agreed(self.placement, [self.placement.canonical(dims) for dims in sides])
         config = dataclasses.replace(
             self,
             mixer=mixer,
-            pattern=self.pattern.canonical(mixer, dims),
-            position=self.position.canonical(dims),
-            ffn=self.ffn.canonical(dims),
-            d_ff=self.d_ff if self.ffn.grows else 1,
+            pattern=_agreed(self.pattern, [self.pattern.canonical(mixer, dims) for dims in sides]),
+            position=_agreed(self.position, [self.position.canonical(dims) for dims in sides]),
+            ffn=_agreed(self.ffn, [self.ffn.canonical(dims) for dims in sides]),
+            d_ff=self._live_d_ff(),
             placement=placement if self.ffn.grows else placement.without_ffn(),
-            init=self.init.canonical(dims),
+            init=_agreed(self.init, [self.init.canonical(dims) for dims in sides]),
             norm=self.norm if self.placement.uses_norm else registry.lookup(AbstractNorm, "rmsnorm")(),
         )
-        return dataclasses.replace(config, residual=self.residual.canonical(config))
+        residuals = [self.residual.canonical(dataclasses.replace(config, layers=dims.layers)) for dims in sides]
+        return dataclasses.replace(config, residual=_agreed(self.residual, residuals))
+
+    def _live_d_ff(self) -> int:
+        """d_ff, or 1 where the FFN has no such width: no block is told a number that counts for nothing."""
+        return self.d_ff if self.ffn.grows else 1
 
     def build(self, seed: int, device: str = "cpu") -> Any:
         """The stack's model with its weights drawn from the seed, equal on every device; on 'meta' nothing is drawn.
@@ -200,6 +211,11 @@ class ModelConfig:
         with torch.no_grad():
             self.placement.settle(model, self.d_model)
         return model.to(device)
+
+
+def _agreed(block: Block, forms: list[Block]) -> Block:
+    """The form that is the simplest on every side of the model; the block itself where sides differ."""
+    return forms[0] if all(form == forms[0] for form in forms) else block
 
 
 def _offers(mixer: type) -> frozenset[Hook]:

@@ -511,6 +511,8 @@ class AbstractInit:
     """Whether branches start at zero: what is inside gets its first gradient after one step."""
     amplifies: ClassVar[bool] = False
     """Whether a branch returns more than it is given, so that norms alone keep the residual stream finite."""
+    relates: ClassVar[bool] = False
+    """Whether drawing matrices that depend on each other is all that tells it from a plainer rule."""
 
     @abstractmethod
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
@@ -530,6 +532,10 @@ class AbstractInit:
 
     def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
         """Draw matrices of one mixer, by role, that depend on each other; called after each was drawn alone."""
+
+    def can_relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape) -> bool:
+        """Whether some of these matrices can be drawn so; asked of rules that relate only."""
+        return True
 
     def learning_rate_factor(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         """The learning rate of a parameter over the optimizer's, for Adam and its kin."""

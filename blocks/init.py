@@ -51,10 +51,10 @@ def initialise(
         rule, _ = _side(name, sides, whole)
         if isinstance(slot, MixerSlot) and slot.shape is not None:
             with torch.no_grad():
-                rule.relate(_related(slot.mixer), slot.shape, torch.Generator().manual_seed(seed_from(seed, name)))
+                rule.relate(related(slot.mixer), slot.shape, torch.Generator().manual_seed(seed_from(seed, name)))
 
 
-def _related(mixer: nn.Module) -> dict[Role, nn.Parameter]:
+def related(mixer: nn.Module) -> dict[Role, nn.Parameter]:
     """By role, the matrices of a mixer's maps called query, key, value and out; gates have roles of matrices too."""
     names = {"query": Role.QUERY, "key": Role.KEY, "value": Role.VALUE, "out": Role.MIXER_OUT}
     found: dict[Role, nn.Parameter] = {}

@@ -1,7 +1,7 @@
 """Which placements, FFNs, mixers and init rules go together, by what each needs, reaches and provides."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -18,7 +18,10 @@ from blocks.families import (
     Role,
     Trait,
 )
-from blocks.init import role_of
+from blocks.init import related, role_of
+
+PROBE_WIDTH = 1009
+"""A prime, so that what has this size has it from the model's width."""
 
 
 def check_reach(
@@ -101,11 +104,36 @@ def check_start(init: AbstractInit, placement: AbstractPlacement) -> None:
         )
 
 
+def check_relations(
+    init: AbstractInit, mixers: Sequence[AbstractMixer], path_of: Callable[[AbstractMixer], str]
+) -> None:
+    """Refuse rules that relate matrices of one mixer to each other, where no layer's mixer has such matrices."""
+    if not init.relates or any(can_relate(init, mixer) for mixer in mixers):
+        return
+    first = mixers[0]
+    able = [kind for kind, other in registry.variants(AbstractMixer).items() if can_relate(init, other())]
+    raise InfeasibleArchitecture(
+        f"model.init.kind={init.kind!r} relates query to key maps and value to output maps, head by head, and "
+        f"{path_of(first)}.kind={first.kind!r} has no two that fit together, so that nothing would be related; "
+        f"mixers that do: {', '.join(able)}"
+    )
+
+
+@functools.cache
+def can_relate(init: AbstractInit, mixer: AbstractMixer) -> bool:
+    """Whether the rule finds matrices of the mixer to relate, whatever the model's width."""
+    return init.can_relate(related(_probed(mixer)), mixer.head_shape())
+
+
 @functools.cache
 def linear_roles(mixer: AbstractMixer) -> frozenset[Role]:
     """Roles of the linear maps inside a mixer's module."""
-    sizes = Dims(d_model=64, d_ff=64, layers=2, train_len=64, max_len=64, direction=min(mixer.directions))
-    with torch.device("meta"):
-        module = mixer.build(sizes)
-    maps = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    maps = [part for part in _probed(mixer).modules() if isinstance(part, nn.Linear)]
     return frozenset(role_of("weight", part.get_parameter("weight")) for part in maps)
+
+
+def _probed(mixer: AbstractMixer) -> nn.Module:
+    """The mixer's module without numbers, in a model whose width is no size inside of it."""
+    sizes = Dims(d_model=PROBE_WIDTH, d_ff=64, layers=2, train_len=64, max_len=64, direction=min(mixer.directions))
+    with torch.device("meta"):
+        return mixer.build(sizes)

@@ -1,7 +1,7 @@
 """Rules that shape the draw or go by depth: truncated_normal, orthogonal, mimetic, depth_scaled and zero_outputs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,6 +81,8 @@ class Mimetic(AbstractInit):
     reference: ClassVar[str] = "the published products of matrices"
     amplifies: ClassVar[bool] = True
     """Heads add up: eight of them return 3.2 times what they are given."""
+    relates: ClassVar[bool] = True
+    """Without a product to draw this is `xavier`."""
 
     def std(self, role: Role, fan_in: int, fan_out: int, layers: int) -> float:
         return fan_out**-0.5 if role in TABLES else math.sqrt(2 / (fan_in + fan_out))
@@ -89,19 +91,26 @@ class Mimetic(AbstractInit):
         normal(weight, std, generator)
 
     def relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape, generator: torch.Generator) -> None:
-        query, key, value, out = (matrices.get(role) for role in (Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT))
         per_kv = heads.heads // heads.kv_heads
-        if query is not None and key is not None and _are_factors(query, key, heads):
+        for left, right, shares in _products(matrices, heads):
             for head in range(heads.heads):
-                near = _near_identity(query.shape[1], MIMETIC_SCORES, generator)
-                q, k = _rows(query, heads.heads, head), _rows(key, heads.kv_heads, head // per_kv)
-                _factor(near, q, k, fresh=head % per_kv == 0)
-        if value is None or out is None or not _are_factors(out.T, value, heads):
-            return
-        for head in range(heads.heads):
-            near = _near_identity(value.shape[1], MIMETIC_VALUES, generator)
-            o, v = _rows(out.T, heads.heads, head), _rows(value, heads.kv_heads, head // per_kv)
-            _factor(near, o, v, fresh=head % per_kv == 0)
+                near = _near_identity(right.shape[1], shares, generator)
+                rows = _rows(left, heads.heads, head), _rows(right, heads.kv_heads, head // per_kv)
+                _factor(near, *rows, fresh=head % per_kv == 0)
+
+    def can_relate(self, matrices: Mapping[Role, nn.Parameter], heads: HeadShape) -> bool:
+        return any(True for _ in _products(matrices, heads))
+
+
+def _products(
+    matrices: Mapping[Role, nn.Parameter], heads: HeadShape
+) -> Iterator[tuple[Tensor, Tensor, tuple[float, float]]]:
+    """The pairs of matrices whose product per head is drawn, and the shares of noise and of the identity in it."""
+    query, key, value, out = (matrices.get(role) for role in (Role.QUERY, Role.KEY, Role.VALUE, Role.MIXER_OUT))
+    if query is not None and key is not None and _are_factors(query, key, heads):
+        yield query, key, MIMETIC_SCORES
+    if value is not None and out is not None and _are_factors(out.T, value, heads):
+        yield out.T, value, MIMETIC_VALUES
 
 
 def _are_factors(left: Tensor, right: Tensor, heads: HeadShape) -> bool:

@@ -104,17 +104,13 @@ class ParallelLayer(nn.Module):
         super().__init__()
         self.norm = mixer_norm
         self.mixer = mixer
-        self.has_ffn = not isinstance(ffn, NoFFN)
-        if self.has_ffn:
-            self.ffn = ffn
-        self.ffn_norm = ffn_norm if self.has_ffn else None
+        self.ffn = ffn
+        self.ffn_norm = ffn_norm
         self.dropout = dropout
 
     def forward(self, x: Float[Tensor, "B T D"], *args: Any) -> Float[Tensor, "B T D"]:
         normed = self.norm(x)
         y = x + self.dropout(run_branch(self.mixer, args, normed))
-        if not self.has_ffn:
-            return y
         return y + self.dropout(run_ffn(self.ffn, args, normed if self.ffn_norm is None else self.ffn_norm(x)))
 
 
@@ -146,5 +142,7 @@ class Parallel(AbstractPlacement):
         ffn: nn.Module,
         dropout: nn.Module,
     ) -> nn.Module:
+        if isinstance(ffn, NoFFN):
+            return self.without_ffn().build(dims, layer, norm, mixer, ffn, dropout)
         own = norm.build(dims.d_model) if self.norms == 2 else None
         return ParallelLayer(mixer, norm.build(dims.d_model), ffn, own, dropout)

@@ -54,6 +54,8 @@ class LnScaling(AbstractEvenPlacement):
     final_norm: ClassVar[bool] = True
 
     def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
+        if dims.layers == 1:
+            return Pre().around(dims, layer, norm, dropout)
         return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply((layer + 1) ** -0.5)))
 
     def canonical(self, dims: Dims) -> AbstractPlacement:

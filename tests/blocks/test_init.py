@@ -1,5 +1,6 @@
 """Init rules: measured standard deviations, growth of the residual stream, and seeds."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -8,11 +9,12 @@ import torch
 from torch import nn
 
 from blocks import registry
-from blocks.families import MATRICES, AbstractInit, AbstractPlacement, InfeasibleArchitecture, Role
-from blocks.init import initialise
+from blocks.families import MATRICES, AbstractInit, AbstractMixer, AbstractPlacement, Dims, InfeasibleArchitecture, Role
+from blocks.init import initialise, related
 from blocks.inits.draws import kept
 from blocks.inits.shaped import TruncatedNormal
 from blocks.inits.standard import ScaledNormal, SmallInit, Table, Xavier
+from blocks.legality import can_relate
 from blocks.model import DecoderLM, ModelConfig
 
 Make = Callable[..., ModelConfig]
@@ -253,7 +255,6 @@ def test_mimetic_relates_queries_not_gates_to_keys(small: Make, mixer: str) -> N
     [
         {"mixer.kind": "softmax", "mixer.softmax.head_dim": 64},
         {"mixer.kind": "retention", "mixer.retention.head_dim": 16, "mixer.retention.value_factor": 2},
-        {"mixer.kind": "mla", "mixer.mla.latent": 64},
     ],
 )
 def test_mimetic_draws_heads_wider_than_the_model_and_queries_of_another_width(
@@ -263,6 +264,32 @@ def test_mimetic_draws_heads_wider_than_the_model_and_queries_of_another_width(
     for name, parameter in model.named_parameters():
         assert parameter.isfinite().all(), name
         assert parameter.role not in MATRICES or parameter.abs().max() > 0, name
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mixer.kind": "mla"}, {"mixer.kind": "mla", "mixer.mla.heads": 1}, {"mixer.kind": "mamba2"}]
+)
+def test_mimetic_is_refused_where_it_would_relate_nothing(small: Make, changes: dict[str, object]) -> None:
+    changes = {**changes, "position.kind": "none", "init.kind": "mimetic"}
+    with pytest.raises(InfeasibleArchitecture, match=r"model\.init\.kind='mimetic'.*model\.mixer.*that do:.*softmax"):
+        small(changes)
+    hybrid = small({**changes, "pattern.kind": "every_nth", "pattern.every_nth.every": 2})
+    drawn, alone = (
+        dict(config.build(seed=3).named_parameters())
+        for config in (hybrid, dataclasses.replace(hybrid, init=registry.lookup(AbstractInit, "xavier")()))
+    )
+    assert not torch.equal(*(named["layers.1.mixer.mixer.query.weight"] for named in (drawn, alone)))
+
+
+@pytest.mark.parametrize("kind", registry.variants(AbstractMixer))
+def test_mimetic_changes_the_start_of_every_mixer_it_is_not_refused_with(kind: str) -> None:
+    mixer, rule = registry.lookup(AbstractMixer, kind)(), registry.lookup(AbstractInit, "mimetic")()
+    module = mixer.build(Dims(d_model=48, d_ff=48, layers=2, train_len=32, max_len=32, direction=min(mixer.directions)))
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    with torch.no_grad():
+        rule.relate(related(module), mixer.head_shape(), torch.Generator().manual_seed(0))
+    changed = any(not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
+    assert changed == can_relate(rule, mixer)
 
 
 @pytest.mark.parametrize("init", ["zero_outputs", "fixup"])
