@@ -30,7 +30,7 @@ from chaos_checks import TEXT, Comparison, Found, checked, shown_by
 from chaos_server import Server
 from fake_trials import SECONDS
 
-from runners.store import StoreDown
+from runners.connecting import StoreDown
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["runners.search", "runners.tracking", "runners.samplers", "mlflow.tracking", "chaos_checks"]

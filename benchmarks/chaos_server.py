@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from runners.connecting import StoreError, connect
 from runners.dashboard import DashboardError, start
-from runners.store import StoreError, connect
 from search_space.places import locate
 
 

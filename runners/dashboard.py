@@ -11,8 +11,9 @@ import urllib.request
 from pathlib import Path
 
 from runners.artifacts import rehome
+from runners.connecting import QUIET, StoreError
 from runners.rows import VIEW_KEY
-from runners.store import QUIET, Store, StoreError
+from runners.store import Store
 from search_space.errors import UserError
 from search_space.places import Place, driver_uri, locate
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runners.climb import Climb
+from runners.connecting import StoreError
 from runners.engine import Interrupts
 from runners.engines import open_engine, with_jobs
 from runners.environment import capture
@@ -22,7 +23,6 @@ from runners.progress import Progress
 from runners.recorder import Recorder
 from runners.shared import kept_data
 from runners.stale import close_stale
-from runners.store import StoreError
 from runners.study import study_folder
 from runners.tasks import task_from_plain
 from runners.tasks.data import TaskData

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.artifacts import ArtifactWriter, write
+from runners.connecting import StoreError
 from runners.rows import cut_tag
-from runners.store import Store, StoreError
+from runners.store import Store
 from search_space.records import Artifact, Metric, Stage, Status, Tag
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runners.connecting import StoreDown
 from runners.showing import Shown
-from runners.store import StoreDown
 from search_space.records import Reading, Stage, Status, TrialResult
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.artifacts import ArtifactWriter, write
-from runners.store import Store, StoreError
+from runners.connecting import StoreError
+from runners.store import Store
 from search_space.records import Artifact, Metric, Tag
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from runners import rows
 from runners.artifacts import ArtifactWriter, rehome, whole_file, write
+from runners.connecting import StoreError, connect
 from runners.curves import CurveShards
 from runners.driver import this_driver
 from runners.environment import Environment
 from runners.openrun import OpenRun
 from runners.shared import store_shared
 from runners.stale import close_children
-from runners.store import StoreError, connect, every_run
+from runners.store import every_run
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate, public_uri
 from search_space.records import (

@@ -4,8 +4,8 @@ import argparse
 import shlex
 import sys
 
+from runners.connecting import StoreError
 from runners.export import export, registered
-from runners.store import StoreError
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 from analysis.report import first_answers, write_report
+from runners.connecting import StoreError
 from runners.publishing import publish
-from runners.store import Store, StoreError
+from runners.store import Store
 from search_space.places import file_name, locate
 
 

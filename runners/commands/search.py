@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 from runners.commands.reading import read_experiment
+from runners.connecting import StoreError
 from runners.publishing import publish
 from runners.search import SearchOutcome, run_search
-from runners.store import Store, StoreError
+from runners.store import Store
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.experiment import Experiment

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tracked import free_port
 
+from runners.connecting import connect
 from runners.dashboard import start, stop
-from runners.store import connect
 from search_space.places import Place, locate
 
 

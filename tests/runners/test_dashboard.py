@@ -14,9 +14,10 @@ from mlflow.entities import Run
 from tracked import free_port, result, searched, store_uri
 
 from analysis.report import first_answers, write_report
+from runners.connecting import StoreError
 from runners.dashboard import DashboardError, serve, start, stop, table_url
 from runners.publishing import publish
-from runners.store import Store, StoreError
+from runners.store import Store
 from runners.tracking import Tracker
 from search_space.places import locate
 

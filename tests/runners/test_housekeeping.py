@@ -10,11 +10,12 @@ from mlflow.tracking import MlflowClient
 from studied import experiment
 from tracked import free_port, result, searched, store_uri
 
+from runners.connecting import StoreError
 from runners.dashboard import start, stop
 from runners.housekeeping import HousekeepingError, carry_out, plan_collect, plan_remove
 from runners.owners import database_files, mark_owner, searches_in
 from runners.search import run_search
-from runners.store import Store, StoreError
+from runners.store import Store
 from runners.study import Study
 from runners.tracking import Tracker
 from search_space.places import locate

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 from tracked import result, searched, steps, store_uri
 
+from runners.connecting import StoreError
 from runners.publishing import publish
-from runners.store import Store, StoreError
+from runners.store import Store
 from runners.tracking import Tracker
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Reading, Status, Tag, TrialResult

@@ -8,8 +8,9 @@ import pytest
 from tracked import Searched, searched, store_uri, train_search
 
 from runners.comparison import CLOCK, compare, spread_of
+from runners.connecting import StoreError
 from runners.replay import ReplayError, imposed_environment, replay
-from runners.store import Store, StoreError
+from runners.store import Store
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Stage, Status, Tag, TrialResult
 

@@ -9,8 +9,9 @@ from mlflow.tracking import MlflowClient
 from servers import postgres
 from tracked import check_written, children, free_port, result, searched, store_uri, write_search
 
+from runners.connecting import StoreError, connect
 from runners.dashboard import start, stop
-from runners.store import Store, StoreError, connect
+from runners.store import Store
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.places import locate

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tracked import check_written, children, experiment_text, readings, result, searched, steps, store_uri, write_search
 
+from runners.connecting import StoreError
 from runners.stale import close_stale
-from runners.store import Store, StoreError
+from runners.store import Store
 from runners.tracking import Tracker
 from search_space.errors import UserError
 from search_space.places import locate

@@ -15,8 +15,9 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from runners.candidate import Resolved, full_space, make_spec, resolve
+from runners.connecting import connect
 from runners.environment import Environment, capture
-from runners.store import Store, connect
+from runners.store import Store
 from runners.tasks import TASKS
 from runners.tasks.data import AbstractTask, TaskData
 from runners.tracking import Tracker
