@@ -1,4 +1,6 @@
-"""Measuring the user's own blocks in a process of their own first: one that crashes or hangs takes no driver along.
+"""Measuring models in a process of its own: one that crashes, hangs or takes all memory takes no driver along.
+
+The size of a model is measured there first where it has blocks of the user's own, its speed always and only there.
 
 Started as `python -m runners.guard N` with the number of the socket's file descriptor.
 """
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,15 +28,17 @@ from runners.worker import die_with, encode
 from search_space.canon import canonical_json
 from search_space.domains import Scalar
 from search_space.experiment import Experiment, from_plain
+from search_space.records import TrialSpec, spec_from_plain, to_plain
 
 MEASURE_SECONDS = 60.0
-"""How long one point may take to be sized and measured."""
+"""How long one point may take to be sized, and one pass of a model that is timed."""
 START_SECONDS = 300.0
+_SIGN_OF_LIFE = b"."
 Point = Mapping[str, Scalar]
 
 
 class Guard:
-    """Tries each new setting of the user's blocks in a child process, which is started when there is one to try."""
+    """Measures in a child process, which is started when there is something to measure."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -71,19 +75,42 @@ class Guard:
             if (path.endswith(".kind") and value in self._mine) or not self._mine.isdisjoint(path.split("."))
         }
 
+    def figures(self, spec: TrialSpec) -> dict[str, float]:
+        """How fast the spec's model is, as runners.stopwatch measures it; whatever blocks it has, it runs in the child.
+
+        InfeasibleArchitecture where it cannot be run, or where the process that runs it crashes, ends or hangs.
+        """
+        answer = self._ask({"spec": to_plain(spec)})
+        if isinstance(answer, str):
+            mine = "" if not self._mine else f", or correct the module ({', '.join(self._experiment.blocks)})"
+            raise InfeasibleArchitecture(
+                f"limits: the model cannot be timed on {spec.device} ({answer}); shrink it{mine}"
+            )
+        return answer
+
     def _try(self, point: Point, shape: TaskShape) -> str:
+        answer = self._ask({"point": dict(point), "shape": dataclasses.asdict(shape)})
+        return answer if isinstance(answer, str) else ""
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, float] | str:
+        """The child's answer, or what went wrong; a child that broke is replaced by the next question."""
         if self._child is None:
-            self._child = _Child(self._experiment, shape)
-        fault = self._child.fault(point)
-        if fault:
+            self._child = _Child(self._experiment)
+        try:
+            return self._child.ask(question)
+        except _Broken as fault:
             self.close()
-        return fault
+            return str(fault)
+
+
+class _Broken(Exception):
+    """What became of a child, in words."""
 
 
 class _Child:
     """One child process."""
 
-    def __init__(self, experiment: Experiment, shape: TaskShape) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         self._channel, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         with theirs:
@@ -95,27 +122,27 @@ class _Child:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._channel.sendall(
-            encode({"path": sys.path, "experiment": experiment.plain(), "shape": dataclasses.asdict(shape)})
-        )
+        self._channel.sendall(encode({"path": sys.path, "experiment": experiment.plain()}))
         self._begun = False
 
-    def fault(self, point: Point) -> str:
-        """What went wrong when the child resolved the point; empty for nothing."""
+    def ask(self, question: Mapping[str, Any]) -> dict[str, float] | str:
+        """What the child answers: figures, or why there are none."""
         try:
-            self._channel.sendall(encode({"point": dict(point)}))
+            self._channel.sendall(encode(dict(question)))
         except (BrokenPipeError, ConnectionResetError):
-            return self._death()
+            raise self._death() from None
         limit = MEASURE_SECONDS if self._begun else START_SECONDS + MEASURE_SECONDS
-        end = time.monotonic() + limit
+        end, line = time.monotonic() + limit, b""
         while (left := end - time.monotonic()) > 0 and select.select([self._channel], [], [], left)[0]:
-            word = self._channel.recv(1)
+            word = self._channel.recv(1 << 16)
             if not word:
-                return self._death()
-            if word == b"\n":
-                return ""
+                raise self._death()
+            line += word
+            if line.endswith(b"\n"):
+                answer: dict[str, float] | str = json.loads(line.lstrip(_SIGN_OF_LIFE))
+                return answer
             self._begun, end = True, time.monotonic() + MEASURE_SECONDS
-        return f"measuring the model took more than {MEASURE_SECONDS:g} s and was ended"
+        raise _Broken(f"measuring the model took more than {MEASURE_SECONDS:g} s and was ended")
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -125,28 +152,40 @@ class _Child:
         self._channel.close()
         self._log.close()
 
-    def _death(self) -> str:
+    def _death(self) -> _Broken:
         death = reap(self._process)
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
-        return f"measuring the model ended the process by {death.how}{last}"
+        return _Broken(f"measuring the model ended the process by {death.how}{last}")
 
 
 def main(descriptor: int) -> None:
-    """Resolve points until the driver closes the socket or dies; a dot when a point is begun, a line end when done."""
+    """Answer until the driver closes the socket or dies: a dot at each sign of life, then a line of JSON."""
     die_with(os.getppid())
     channel = socket.socket(fileno=descriptor)
     with channel.makefile("rb") as lines:
         given: dict[str, Any] = json.loads(next(lines))
         sys.path.extend(path for path in given["path"] if path not in sys.path)
         experiment = from_plain(given["experiment"], full_space, TASKS)
-        shape = TaskShape(**given["shape"])
         for line in lines:
-            channel.sendall(b".")
-            with suppress(InfeasibleArchitecture):  # The driver finds that out by itself, with words.
-                resolve(json.loads(line)["point"], experiment, shape)
-            channel.sendall(b"\n")
+            channel.sendall(_SIGN_OF_LIFE)
+            answer = _answered(json.loads(line), experiment, lambda: channel.sendall(_SIGN_OF_LIFE))
+            channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _answered(question: Mapping[str, Any], experiment: Experiment, tick: Callable[[], None]) -> dict[str, float] | str:
+    """Figures, or why there are none; what speaks against a point, which has none, the driver finds out by itself."""
+    if "point" in question:
+        with suppress(InfeasibleArchitecture):
+            resolve(question["point"], experiment, TaskShape(**question["shape"]))
+        return {}
+    from runners.stopwatch import measured
+
+    try:
+        return dataclasses.asdict(measured(spec_from_plain(question["spec"]), tick))
+    except (RuntimeError, InfeasibleArchitecture) as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
 if __name__ == "__main__":

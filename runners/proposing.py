@@ -46,7 +46,7 @@ class Proposer:
         """`folder` is where measured speeds are kept."""
         self.guard = Guard(experiment)
         """To be asked before a point is resolved."""
-        self.stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits)
+        self.stopwatch = Stopwatch(folder / "speeds.jsonl", experiment.limits, self.guard)
         self.fingerprint = ""
         self._experiment = experiment
         self._sampler = make_sampler(experiment)

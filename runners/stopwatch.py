@@ -16,6 +16,7 @@ from blocks.families import InfeasibleArchitecture
 from runners.candidate import rebuild
 from runners.conditions import imposed
 from runners.evaluate import autocast
+from runners.guard import Guard
 from search_space.canon import digest, seed_from
 from search_space.records import TrialSpec
 from search_space.settings import Limits
@@ -34,12 +35,14 @@ class Speed:
 
 
 class Stopwatch:
-    """Measures each model once for each device; figures are kept in a file, so that a later driver decides alike."""
+    """Measures each model once for each device; what is found is kept in a file: later drivers decide alike."""
 
-    def __init__(self, file: Path, limits: Limits) -> None:
+    def __init__(self, file: Path, limits: Limits, guard: Guard) -> None:
         self._file = file
         self._limits = limits
-        self._known: dict[str, Speed] | None = None
+        self._guard = guard
+        self._known: dict[str, Speed | str] | None = None
+        """Figures, or why there are none, by what they depend on."""
 
     @property
     def needed(self) -> bool:
@@ -70,54 +73,60 @@ class Stopwatch:
         return {"measured": asdict(self.speed(spec))} if self.needed else {}
 
     def speed(self, spec: TrialSpec) -> Speed:
-        """The figures of the spec's model, measured now unless they are known."""
+        """The figures of the spec's model, measured now unless they are known; InfeasibleArchitecture: it has none."""
         if self._known is None:
             self._known = _read(self._file)
         key = _key(spec)
         if key not in self._known:
-            self._known[key] = measured(spec)
-            line = json.dumps({"key": key, **asdict(self._known[key])})
+            found = self._measure(spec)
+            self._known[key] = found
+            kept = {"refused": found} if isinstance(found, str) else asdict(found)
             # A line of its own even where a driver died in the middle of the one before.
             with self._file.open("a") as file:
-                file.write(f"\n{line}\n")
+                file.write(f"\n{json.dumps({'key': key, **kept})}\n")
                 file.flush()
                 os.fsync(file.fileno())
-        return self._known[key]
+        speed = self._known[key]
+        if isinstance(speed, str):
+            raise InfeasibleArchitecture(speed)
+        return speed
+
+    def _measure(self, spec: TrialSpec) -> Speed | str:
+        try:
+            return Speed(**self._guard.figures(spec))
+        except InfeasibleArchitecture as refusal:
+            return str(refusal)
 
 
-def measured(spec: TrialSpec) -> Speed:
-    """Time the model of a spec; InfeasibleArchitecture when it cannot be run at all."""
+def measured(spec: TrialSpec, tick: Callable[[], None] = lambda: None) -> Speed:
+    """Time the model of a spec, in a process that may die of it; `tick` is called after each step of the way."""
     config = rebuild(spec).model
     rows = max(1, spec.budget.micro_batch_tokens // config.train_len)
-    try:
-        with imposed(spec):
-            model = config.build(spec.seeds.init, spec.device)
-            tokens = torch.randint(config.vocab_size, (rows, config.train_len), generator=_generator(spec))
-            tokens = tokens.to(spec.device)
+    with imposed(spec):
+        model = config.build(spec.seeds.init, spec.device)
+        tokens = torch.randint(config.vocab_size, (rows, config.train_len), generator=_generator(spec))
+        tokens = tokens.to(spec.device)
+        tick()
 
-            def forward() -> None:
-                with torch.no_grad(), autocast(spec.device, spec.dtype):
-                    model(tokens[:1])
+        def forward() -> None:
+            with torch.no_grad(), autocast(spec.device, spec.dtype):
+                model(tokens[:1])
 
-            def both() -> None:
-                with autocast(spec.device, spec.dtype):
-                    logits, auxiliary = model(tokens)
-                    loss = cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-                (loss + auxiliary).backward()
-                model.zero_grad(set_to_none=True)
+        def both() -> None:
+            with autocast(spec.device, spec.dtype):
+                logits, auxiliary = model(tokens)
+                loss = cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+            (loss + auxiliary).backward()
+            model.zero_grad(set_to_none=True)
 
-            model.eval()
-            latency = _seconds(forward, spec.device)
-            model.train()
-            return Speed(latency_ms=1000 * latency, tokens_per_second=tokens.numel() / _seconds(both, spec.device))
-    except RuntimeError as error:
-        words = str(error).strip().split("\n")[0]
-        raise InfeasibleArchitecture(
-            f"limits: the model cannot be timed on {spec.device} ({type(error).__name__}: {words}); shrink it"
-        ) from error
+        model.eval()
+        latency = _seconds(forward, spec.device, tick)
+        model.train()
+        seconds = _seconds(both, spec.device, tick)
+    return Speed(latency_ms=1000 * latency, tokens_per_second=tokens.numel() / seconds)
 
 
-def _seconds(run: Callable[[], None], device: str) -> float:
+def _seconds(run: Callable[[], None], device: str, tick: Callable[[], None]) -> float:
     found = []
     for _ in range(1 + _REPEATS):
         begun = time.perf_counter()
@@ -125,6 +134,7 @@ def _seconds(run: Callable[[], None], device: str) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - begun)
+        tick()
     return min(found[1:])
 
 
@@ -139,9 +149,9 @@ def _key(spec: TrialSpec) -> str:
     return digest({"model": spec.candidate["model"], "rows": spec.budget.micro_batch_tokens, "machine": list(machine)})
 
 
-def _read(file: Path) -> dict[str, Speed]:
-    """The figures in the file; a line that was cut off by a kill is passed over."""
-    found: dict[str, Speed] = {}
+def _read(file: Path) -> dict[str, Speed | str]:
+    """What the file keeps; a line that was cut off by a kill is passed over."""
+    found: dict[str, Speed | str] = {}
     if not file.exists():
         return found
     for line in file.read_text().splitlines():
@@ -150,5 +160,5 @@ def _read(file: Path) -> dict[str, Speed]:
         except json.JSONDecodeError:
             continue
         key = kept.pop("key")
-        found[key] = Speed(**kept)
+        found[key] = kept["refused"] if "refused" in kept else Speed(**kept)
     return found

@@ -1,15 +1,21 @@
 """What limits promise: whatever is measured, costly or slow, no trial beyond a limit is ever started."""
 
+import json
 import random
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from studied import SHAPE, experiment, made_up, opened
+from test_broken_trials import runs, text_of
 
 from blocks.cost import count_parameters
 from blocks.families import InfeasibleArchitecture
 from runners.candidate import resolve
+from runners.guard import Guard
 from runners.stopwatch import Speed, Stopwatch, measured
 from runners.study import Proposed
 from search_space.settings import Limits
@@ -68,6 +74,13 @@ def first(folder: Path, layers: int) -> Proposed:
     return proposed
 
 
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    held = Guard(experiment())
+    yield held
+    held.close()
+
+
 @pytest.fixture(scope="module")
 def speeds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Speed]:
     """Of one layer and of thirty-two."""
@@ -103,20 +116,49 @@ def test_a_model_measured_as_too_slow_is_never_a_trial(tmp_path: Path, speeds: d
     assert (tmp_path / "small" / "speeds.jsonl").read_text() == kept, "two architectures, each measured once"
 
 
-def test_a_figure_cut_off_by_a_kill_is_measured_again(tmp_path: Path) -> None:
+def test_a_figure_cut_off_by_a_kill_is_measured_again(tmp_path: Path, guard: Guard) -> None:
     proposed, file = first(tmp_path / "one", 1), tmp_path / "speeds.jsonl"
     limits = Limits(max_latency_ms=1e6)
-    Stopwatch(file, limits).check(proposed.spec)
+    Stopwatch(file, limits, guard).check(proposed.spec)
     whole = file.read_text()
     file.write_text(whole.rstrip()[:-20])
-    again = Stopwatch(file, limits)
-    assert again.speed(proposed.spec) == Stopwatch(file, limits).speed(proposed.spec)
+    again = Stopwatch(file, limits, guard)
+    assert again.speed(proposed.spec) == Stopwatch(file, limits, guard).speed(proposed.spec)
     assert len([line for line in file.read_text().splitlines() if line]) == 2
 
 
-def test_without_such_a_limit_nothing_is_measured(tmp_path: Path) -> None:
+WAYS = ("none", "segfault", "raise", "hang")
+SCRIPT = """
+import sys
+sys.path[:0] = [{here!r}, {folder!r}]
+from runners import guard
+guard.MEASURE_SECONDS = 10.0
+from pathlib import Path
+from drive import main
+sys.exit(main(Path({folder!r}), Path({folder!r}) / "small.yaml", {asked!r}))
+"""
+
+
+@pytest.mark.fault
+def test_the_driver_survives_models_that_crash_or_hang_when_they_are_timed(tmp_path: Path) -> None:
+    text = text_of(f"    misbehaving: {{way: [{', '.join(WAYS)}]}}\n")
+    (tmp_path / "small.yaml").write_text(text)
+    asked = ["search.sampler=grid", "optimizer.adamw.learning_rate=0.003", "limits.max_latency_ms=1e6"]
+    script = SCRIPT.format(here=str(Path(__file__).parent), folder=str(tmp_path), asked=asked)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [run.data.params["model.mixer.misbehaving.way"] for run in runs(tmp_path)] == ["none"]
+    kept = [json.loads(line) for line in (tmp_path / "small/speeds.jsonl").read_text().splitlines() if line]
+    reasons = [each["refused"] for each in kept if "refused" in each]
+    for words in ("SIGSEGV: about to segfault", "this mixer always raises", "took more than 10 s"):
+        assert [words in reason for reason in reasons].count(True) == 1, reasons
+    assert all(reason.endswith("shrink it, or correct the module (misbehaving)") for reason in reasons)
+    assert len(kept) == len(WAYS)
+
+
+def test_without_such_a_limit_nothing_is_measured(tmp_path: Path, guard: Guard) -> None:
     proposed, file = first(tmp_path / "one", 1), tmp_path / "speeds.jsonl"
-    watch = Stopwatch(file, Limits(max_params=1e9))
+    watch = Stopwatch(file, Limits(max_params=1e9), guard)
     watch.check(proposed.spec)
     assert watch.marks(proposed.spec) == {}
     assert not file.exists()
