@@ -1,6 +1,19 @@
 """Processes of this machine, as tests that kill look at them."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+HANGS_SECONDS = 300.0
+"""After so long what is waited for is taken never to come; no machine is so slow."""
+
+
+def wait_for(what: str, is_so: Callable[[], object]) -> None:
+    """Returns once it is so."""
+    end = time.monotonic() + HANGS_SECONDS
+    while not is_so():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.02)
 
 
 def descendants(pid: int) -> set[int]:

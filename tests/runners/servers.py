@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tracked import free_port
+from tracked import free_port, store_uri
 
-from runners.connecting import connect
 from runners.dashboard import start, stop
 from search_space.places import Place, locate
 
@@ -51,11 +50,10 @@ class TrackingServer:
     """MLflow's server over a SQLite store in a folder; it can be killed and started again at its address."""
 
     def __init__(self, folder: Path) -> None:
-        self.place: Place = locate(f"sqlite:///{folder}/mlflow.db")
+        self.place: Place = locate(store_uri(folder))
         self._port = free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self.process: subprocess.Popen[bytes] | None = None
-        connect(self.place)
 
     def start(self) -> None:
         """Returns when it answers."""
@@ -71,14 +69,3 @@ class TrackingServer:
         """End it, if it runs."""
         if self.process is not None:
             stop(self.process)
-
-
-@contextmanager
-def tracking_server(folder: Path) -> Iterator[TrackingServer]:
-    """A server that answers."""
-    server = TrackingServer(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()

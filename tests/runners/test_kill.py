@@ -1,26 +1,30 @@
 """A driver killed at any moment, again and again, ends up with the trials of one that was never killed."""
 
+import itertools
 import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
+import statistics
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from drivers import Driver
 from mlflow.entities import Run
+from processes import wait_for
+from sqlalchemy import Engine, event
 from studied import experiment, uri
+from tracked import store_uri
 
 from runners.store import Store
 from runners.study import Study
 from search_space.places import locate
 from search_space.records import Metric, Tag
 
-HERE = Path(__file__).parent
-TRIALS = 30
+TRIALS = 36
 FIRST_KILL = 12
 """Trials stored before the first kill: past the sampler's start-up."""
 KILLS = 10
@@ -28,29 +32,22 @@ SEED = "ASSAY_KILL_SEED"
 """Environment variable that holds the seed of the kills' moments, printed where they fail; otherwise it is new."""
 ASKED = (f"search.trials={TRIALS}", "search.pruner={asha: {grace_tokens: 256, factor: 2}}")
 
-DIES_BEFORE_STORING = """
-import os, signal, sys
-sys.path.insert(0, {here!r})
-from optuna.storages import RDBStorage
-inner = RDBStorage.create_new_trial
-calls = 0
-def dies(self, *arguments, **named):
-    global calls
-    calls += 1
-    if calls == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return inner(self, *arguments, **named)
-RDBStorage.create_new_trial = dies
-from pathlib import Path
-from drive import main
-main(Path({folder!r}), Path({file!r}), {asked!r})
-"""
+
+def dies_before_storing() -> None:
+    """Has this process die between the proposal of its second trial and its storing."""
+    stored = 0
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def dies(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        nonlocal stored
+        stored += statement.startswith("INSERT INTO trials ")
+        if stored == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def command(folder: Path) -> list[str]:
-    file = folder / "small.yaml"
-    file.write_text(experiment().text)
-    return [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *ASKED]
+def kept_in(folder: Path) -> dict[str, str]:
+    """The environment of a driver whose store lies in the folder."""
+    return {**os.environ, "ASSAY_STORE": store_uri(folder)}
 
 
 def stored(folder: Path) -> int:
@@ -63,16 +60,26 @@ def stored(folder: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM trials").fetchone()[0])
 
 
+def driven(folder: Path) -> None:
+    """Run the search, or go on with it, to its end."""
+    Driver(folder, *ASKED, given=kept_in(folder)).finish()
+
+
 def kill_after(folder: Path, trials: int, delay: float) -> None:
-    """Start the driver, wait for so many stored trials and a moment, and kill it."""
-    with subprocess.Popen(command(folder), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as driver:
-        end = time.monotonic() + 120
-        while stored(folder) < trials and driver.poll() is None:
-            assert time.monotonic() < end, "the driver makes no progress"
-            time.sleep(0.02)
-        time.sleep(delay)
-        driver.kill()
-        assert driver.wait() == -signal.SIGKILL
+    """Start the driver and kill it once so many trials are stored and a moment has passed, or one more is stored."""
+    driver = Driver(folder, *ASKED, given=kept_in(folder))
+    wait_for("progress of the driver", lambda: stored(folder) >= trials or driver.ended)
+    end = time.monotonic() + delay
+    while time.monotonic() < end and stored(folder) <= trials:
+        time.sleep(0.001)
+    assert driver.kill() == -signal.SIGKILL, driver.err
+
+
+def seconds_of_a_trial(folder: Path) -> float:
+    """The median time between the beginnings of two trials."""
+    with Study.open(uri(folder), experiment(*ASKED)) as study:
+        began = [entry.started for entry in study.trials()]
+    return statistics.median(after - before for before, after in itertools.pairwise(began))
 
 
 def trials(folder: Path) -> list[tuple[object, ...]]:
@@ -89,7 +96,7 @@ def trials(folder: Path) -> list[tuple[object, ...]]:
 
 
 def runs(folder: Path) -> list[Run]:
-    store = Store(locate(f"sqlite:///{folder}/mlflow.db"))
+    store = Store(locate(store_uri(folder)))
     (parent,) = store.searches().values()
     return list(store.client.search_runs([parent.info.experiment_id], max_results=1000))
 
@@ -99,18 +106,16 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    subprocess.run(command(whole), check=True, capture_output=True)
+    driven(whole)
     seed = int(os.environ.get(SEED) or time.time_ns())
     print(f"the moments of the kills are drawn from this seed; to repeat them: {SEED}={seed}")
-    rng = random.Random(seed)
+    rng, longest = random.Random(seed), seconds_of_a_trial(whole)
     for kill in range(KILLS - 1):
-        kill_after(broken, FIRST_KILL + kill, rng.uniform(0.0, 0.4))
-    last = [*command(broken)[2:]]
-    script = DIES_BEFORE_STORING.format(here=str(HERE), folder=last[0], file=last[1], asked=list(ASKED))
-    died = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+        kill_after(broken, stored(broken) + 1 if kill else FIRST_KILL, rng.uniform(0.0, longest))
+    died = Driver(broken, *ASKED, given=kept_in(broken), first=dies_before_storing)
+    assert died.wait() == -signal.SIGKILL, died.err
     assert stored(broken) < TRIALS
-    subprocess.run(command(broken), check=True, capture_output=True)
+    driven(broken)
 
     assert trials(broken) == trials(whole)
     assert len(trials(whole)) == TRIALS

@@ -1,28 +1,30 @@
 """A tracking server that is killed costs the view for a while: the search goes on, and later all of it is shown."""
 
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from drivers import Driver
+from gated_trials import ALL, allow
 from made_up import environment
 from mlflow.entities import Run
+from processes import wait_for
 from servers import TrackingServer
 from studied import experiment, uri
-from test_crew import wait_for
 from test_kill import stored
 
+from runners import recorder
 from runners.cli import main
 from runners.store import Store
 from runners.study import Study
 from search_space.places import locate
-from search_space.records import Metric, Tag
+from search_space.records import Metric, Status, Tag
 
-HERE = Path(__file__).parent
-TRIALS = 40
-ASKED = (f"search.trials={TRIALS}", "search.pruner=none")
+TRIALS = 24
+ASKED = (f"search.trials={TRIALS}", "search.pruner=none", "budget.max_seconds=3600")
+ENDS = {(Status.OK, ""), (Status.DIVERGED, "made up")}
+"""How made-up trials end; any other end is an effect of the server."""
 
 
 @pytest.fixture
@@ -32,12 +34,22 @@ def server(tmp_path: Path) -> Iterator[TrackingServer]:
     made.stop()
 
 
-def driver(folder: Path, server: TrackingServer) -> "subprocess.Popen[str]":
-    file = folder / "small.yaml"
-    file.write_text(experiment().text)
-    words = [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *ASKED]
-    given = environment(seconds=0.2, ASSAY_STORE=server.uri)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """How many trials may run."""
+    allow(tmp_path / "gate", 3)
+    return tmp_path / "gate"
+
+
+def driver(folder: Path, server: TrackingServer, gate: Path, first: Callable[[], None] | None = None) -> Driver:
+    quickly = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+    given = environment(seconds=0.05, gate=gate, ASSAY_STORE=server.uri, **quickly)
+    return Driver(folder, *ASKED, given=given, first=first)
+
+
+def impatient() -> None:
+    """Has the driver of this process wait less for its server in the end."""
+    recorder.CLOSE_SECONDS = 1.0
 
 
 def shown(server: TrackingServer) -> list[Run]:
@@ -55,6 +67,7 @@ def all_is_shown(folder: Path, server: TrackingServer) -> None:
     with Study.open(uri(folder), experiment(*ASKED)) as study:
         entries = study.trials()
     assert [entry.number for entry in entries] == sorted(trials) == list(range(TRIALS))
+    assert {(entry.result.status, entry.result.reason) for entry in entries if entry.result} <= ENDS
     for entry in entries:
         assert entry.result is not None
         points = client.get_metric_history(trials[entry.number].info.run_id, Metric.VALIDATION_CURVE)
@@ -62,38 +75,38 @@ def all_is_shown(folder: Path, server: TrackingServer) -> None:
 
 
 @pytest.mark.fault
-def test_a_server_that_dies_and_comes_back_shows_everything(tmp_path: Path, server: TrackingServer) -> None:
+def test_a_server_that_dies_and_comes_back_shows_everything(tmp_path: Path, server: TrackingServer, gate: Path) -> None:
     server.start()
-    running = driver(tmp_path, server)
-    wait_for("the first trials", lambda: stored(tmp_path) > 2)
+    running = driver(tmp_path, server, gate)
+    wait_for("the first trials", lambda: stored(tmp_path) == 4)
     server.kill()
-    before = stored(tmp_path)
-    wait_for("trials without a server", lambda: stored(tmp_path) > before + 10)
+    allow(gate, 15)
+    wait_for("trials without a server", lambda: stored(tmp_path) == 16)
+    wait_for("word of the server", lambda: "cannot be written" in running.err)
     server.start()
-    out, err = running.communicate(timeout=120)
-    assert running.returncode == 0, err
-    assert "cannot be written" in err
-    assert "can be written again" in err
-    assert "unshown 0" in err
-    assert f"all {TRIALS} trials were run" in out
+    allow(gate, ALL)
+    running.finish()
+    assert "can be written again" in running.err
+    assert "unshown 0" in running.err
+    assert f"all {TRIALS} trials were run" in running.out
     all_is_shown(tmp_path, server)
 
 
 @pytest.mark.fault
-def test_a_search_goes_on_and_ends_without_the_server_it_began_with(tmp_path: Path, server: TrackingServer) -> None:
+def test_a_search_goes_on_and_ends_without_the_server_it_began_with(
+    tmp_path: Path, server: TrackingServer, gate: Path
+) -> None:
     server.start()
-    first = driver(tmp_path, server)
-    wait_for("the first trials", lambda: stored(tmp_path) > 2)
+    first = driver(tmp_path, server, gate)
+    wait_for("the first trials", lambda: stored(tmp_path) == 4)
     server.kill()
     first.kill()
-    first.communicate()
-    _, err = (second := driver(tmp_path, server)).communicate(timeout=120)
-    assert second.returncode == 0, err
-    assert f"unshown {TRIALS + 1 - _settled(tmp_path)}" in err
+    allow(gate, ALL)
+    (second := driver(tmp_path, server, gate, impatient)).finish()
+    assert f"unshown {TRIALS + 1 - _settled(tmp_path)}" in second.err
     server.start()
-    _, err = (third := driver(tmp_path, server)).communicate(timeout=120)
-    assert third.returncode == 0, err
-    assert "unshown 0" in err
+    (third := driver(tmp_path, server, gate)).finish()
+    assert "unshown 0" in third.err
     all_is_shown(tmp_path, server)
 
 
