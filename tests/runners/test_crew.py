@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,8 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from drivers import Driver
+from gated_trials import ALL, allow
 from made_up import environment
+from processes import wait_for
 from studied import curve, experiment, ok, opened, uri
+from test_kill import stored
 from tracked import store_uri
 
 from runners import crew
@@ -29,8 +34,8 @@ from search_space.places import locate
 from search_space.records import Tag
 
 HERE = Path(__file__).parent
-TRIALS = 40
-ASKED = (f"search.trials={TRIALS}", "search.sampler=random")
+TRIALS = 24
+ASKED = (f"search.trials={TRIALS}", "search.sampler=random", "budget.max_seconds=3600")
 
 HOLDS_THE_TURN = """
 import sys, time
@@ -41,21 +46,6 @@ with FileTurns(Path(sys.argv[1])).hold():
     time.sleep(0.5)
     Path(sys.argv[1] + ".ended").touch()
 """
-
-
-def driver(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    file = folder / "small.yaml"
-    if not file.exists():
-        file.write_text(experiment().text)
-    words = [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *ASKED, *more]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(0.5))
-
-
-def wait_for(what: str, true: "object") -> None:
-    end = time.monotonic() + 120
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.1)
 
 
 def test_a_turn_is_had_by_one_process_at_a_time(tmp_path: Path) -> None:
@@ -188,42 +178,31 @@ def test_what_another_driver_keeps_counts_in_the_quota(tmp_path: Path) -> None:
 @pytest.mark.fault
 @pytest.mark.parametrize("dies", ["the one that joined", "the one that leads"])
 def test_the_others_finish_what_a_killed_driver_began(tmp_path: Path, dies: str) -> None:
-    first = driver(tmp_path)
-    wait_for("the first trial", lambda: (tmp_path / "study.db").exists() and _stored(tmp_path) >= 1)
-    second = driver(tmp_path, "--join")
-    wait_for("both drivers to own trials", lambda: len(_owners(tmp_path)) == 2)
+    allow(gate := tmp_path / "gate", 2)
+    given = environment(seconds=0.05, gate=gate, ASSAY_STORE=store_uri(tmp_path))
+    first = Driver(tmp_path, *ASKED, given=given)
+    wait_for("two trials of the first driver, and one more that runs", lambda: stored(tmp_path) == 3)
+    second = Driver(tmp_path, *ASKED, "--join", given=given)
+    wait_for("as many of the second", lambda: stored(tmp_path) == 6)
     victim, other = (second, first) if dies == "the one that joined" else (first, second)
-    victim.kill()
-    victim.communicate()
-    _, err = other.communicate(timeout=120)
-    assert other.returncode == 0, err
+    assert victim.kill() == -signal.SIGKILL
+    allow(gate, ALL)
+    other.finish()
     if dies == "the one that leads":
         # Whoever joined leaves what the dead leader ran to it where it ended first; the same command takes it up.
-        again = driver(tmp_path)
-        _, err = again.communicate(timeout=120)
-        assert again.returncode == 0, err
+        Driver(tmp_path, *ASKED, given=given).finish()
 
     with Study.open(uri(tmp_path), experiment(*ASKED)) as study:
         entries = study.trials()
     assert [entry.number for entry in entries] == list(range(TRIALS))
     assert all(entry.settled for entry in entries)
     assert len({canonical_json(dict(entry.point)) for entry in entries}) == TRIALS
-    store = Store(locate(f"sqlite:///{tmp_path}/mlflow.db"))
+    store = Store(locate(store_uri(tmp_path)))
     (parent,) = store.searches().values()
     runs = list(store.client.search_runs([parent.info.experiment_id], max_results=1000))
     children = [run for run in runs if run.data.tags[Tag.KIND] == "trial"]
     assert Counter(run.data.tags[Tag.NUMBER] for run in children) == Counter(map(str, range(TRIALS)))
     assert {run.info.status for run in runs} == {"FINISHED"}
-
-
-def _stored(folder: Path) -> int:
-    with Study.open(uri(folder), experiment(*ASKED), join=True) as study:
-        return len(study.trials())
-
-
-def _owners(folder: Path) -> set[str]:
-    with Study.open(uri(folder), experiment(*ASKED), join=True) as study:
-        return {entry.owner for entry in study.trials()} - {f"{os.getpid()}"}
 
 
 def test_crew_notes_that_it_left(tmp_path: Path) -> None:
