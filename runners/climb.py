@@ -142,10 +142,8 @@ class Climb(AbstractSource):
     def settle_shown(self) -> None:
         """Close in the study what the tracking store shows by now."""
         for stage in (Stage.SWEEP, Stage.LADDER):
-            for shown in self._recorder.ended(stage):
-                if not self._ledger[shown.number].settled:
-                    values = objective_values([Metric.LOSS], self._ledger[shown.number])
-                    self._ledger.settle(shown.number, values)
+            entries = [self._ledger[shown.number] for shown in self._recorder.ended(stage)]
+            self._ledger.settle({e.number: objective_values([Metric.LOSS], e) for e in entries if not e.settled})
 
     def counts(self) -> dict[Status, int]:
         """Trainings by status."""

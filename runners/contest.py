@@ -174,9 +174,8 @@ class ContestSource(AbstractSource):
     def settle_shown(self) -> None:
         """Close in the study what the tracking store shows by now."""
         for stage, ledger in self._ledgers.items():
-            for shown in self._recorder.ended(stage):
-                if not ledger[shown.number].settled:
-                    ledger.settle(shown.number, objective_values([Metric.LOSS], ledger[shown.number]))
+            entries = [ledger[shown.number] for shown in self._recorder.ended(stage)]
+            ledger.settle({e.number: objective_values([Metric.LOSS], e) for e in entries if not e.settled})
 
     def cut_off(self, why: str) -> None:
         """Mark what still runs as preempted; it stays in the study to be run again."""

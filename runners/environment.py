@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Environment:
     sources: dict[str, str]
     """Source text of the user's block modules and of the packages around them, by relative path."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Twelve hex digits over everything."""
         return digest(dataclasses.asdict(self))

@@ -161,12 +161,8 @@ class Finals(AbstractSource):
 
     def settle_shown(self) -> None:
         """Close in the study what the tracking store shows by now."""
-        for shown in self._recorder.ended(Stage.FINAL):
-            if not self._ledger[shown.number].settled:
-                self._settle(shown.number)
-
-    def _settle(self, number: int) -> None:
-        self._ledger.settle(number, objective_values([Metric.LOSS], self._ledger[number]))
+        entries = [self._ledger[shown.number] for shown in self._recorder.ended(Stage.FINAL)]
+        self._ledger.settle({e.number: objective_values([Metric.LOSS], e) for e in entries if not e.settled})
 
     def _plan(self) -> Iterator[Entry]:
         """The finals that are not stored yet, replica by replica, both sides in turn."""

@@ -1,11 +1,10 @@
 """Trials in a database, through Optuna's storage; every change is one transaction, so a kill leaves whole records.
 
-Every write to the database is in this one file, which is therefore longer than others.
+What is stored and how it is read back is in this one file, which is therefore longer than others.
 """
 
 import dataclasses
 import datetime
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from runners.storing import store_running
+from runners.storing import OWNER, End, StudyTables, hasten, lasting
 from search_space.domains import Choice, Domain, IntRange, Scalar
 from search_space.errors import UserError
 from search_space.places import driver_uri
@@ -36,7 +35,6 @@ RESULT = "assay.result"
 ATTEMPTS = "assay.attempts"
 MUTATIONS = "assay.mutations"
 _SPEEDS = "assay.speeds"
-_OWNER = "assay.owner"
 _BUSY_SECONDS = 60
 _OPENINGS = 6
 _THERE = ("already exists", "UNIQUE constraint", "unique constraint", "duplicate key")
@@ -93,7 +91,9 @@ def _patiently_opened(uri: str) -> RDBStorage:
     """Opened although another process makes the tables at this moment: whoever comes second finds them in its way."""
     for attempt in range(_OPENINGS):
         try:
-            return _opened(uri)
+            storage = _opened(uri)
+            hasten(storage.engine)
+            return storage
         except (
             sqlalchemy.exc.IntegrityError,
             sqlalchemy.exc.OperationalError,
@@ -109,16 +109,7 @@ def _patiently_opened(uri: str) -> RDBStorage:
 def _opened(uri: str) -> RDBStorage:
     if not uri.startswith(SQLITE):
         return RDBStorage(driver_uri(uri))
-    storage = RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})
-    storage.engine.dispose()
-    sqlalchemy.event.listen(storage.engine, "connect", _log_ahead)
-    return storage
-
-
-def _log_ahead(connection: Any, record: Any) -> None:
-    """SQLite's write-ahead log: a commit survives the death of the process and costs no wait for the disk."""
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")
+    return RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})
 
 
 def distribution(domain: Domain) -> BaseDistribution:
@@ -143,6 +134,7 @@ class Ledger:
         if not exists(storage, name):
             storage.create_new_study(list(directions), name)
         self._study = storage.get_study_id_from_name(name)
+        self._tables = StudyTables(storage.engine, self._study)
         self._ids: list[int] = []
         self._entries: list[Entry] = []
         self._open: set[int] = set()
@@ -163,12 +155,7 @@ class Ledger:
 
     def refresh(self, me: str) -> list[Entry]:
         """Mirror what other drivers than `me` have written since; the entries that changed."""
-        new = sqlalchemy.text(
-            "SELECT trial_id FROM trials WHERE study_id = :study AND number >= :known ORDER BY number"
-        )
-        with self._storage.engine.connect() as connection:
-            rows = connection.execute(new, {"study": self._study, "known": len(self)})
-            born = [int(trial_id) for (trial_id,) in rows]
+        born = self._tables.since(len(self))
         theirs = [number for number in sorted(self._open) if self._entries[number].owner != me]
         before = [self._entries[number] for number in theirs]
         for trial_id in [*(self._ids[number] for number in theirs), *born]:
@@ -182,15 +169,13 @@ class Ledger:
 
     def claim(self, number: int, driver: str) -> None:
         """Make a driver the trial's owner."""
-        self._storage.set_trial_user_attr(self._ids[number], _OWNER, driver)
+        self._storage.set_trial_user_attr(self._ids[number], OWNER, driver)
         self._put(dataclasses.replace(self._entries[number], owner=driver))
 
     def owner_now(self, number: int) -> str:
         """The trial's owner as it is stored at this moment, whoever wrote it."""
-        claimed = sqlalchemy.text("SELECT value_json FROM trial_user_attributes WHERE trial_id = :trial AND key = :key")
-        with self._storage.engine.connect() as connection:
-            found = connection.execute(claimed, {"trial": self._ids[number], "key": _OWNER}).scalar()
-        return self._entries[number].owner if found is None else str(json.loads(found))
+        claimed = self._tables.claim(self._ids[number])
+        return self._entries[number].owner if claimed is None else claimed
 
     def entries(self) -> Sequence[Entry]:
         """Every trial, by number."""
@@ -205,7 +190,9 @@ class Ledger:
     def add(self, entry: Entry, domains: Mapping[str, Domain]) -> None:
         """Store the trial whole; `domains` are the searched paths of its point."""
         assert entry.number == len(self), f"trial {entry.number} would be stored as number {len(self)}"
-        entry = dataclasses.replace(entry, started=entry.started or time.time())
+        # To the bit as it will be read again: points in time that count from it are written more than once.
+        started = datetime.datetime.fromtimestamp(entry.started or time.time()).timestamp()
+        entry = dataclasses.replace(entry, started=started)
         distributions = {path: distribution(domain) for path, domain in domains.items()}
         self._ids.append(self._stored(entry, distributions))
         self._entries.append(entry)
@@ -214,30 +201,33 @@ class Ledger:
     def _stored(self, entry: Entry, distributions: dict[str, BaseDistribution]) -> int:
         if entry.result is not None or entry.readings:
             return self._storage.create_new_trial(self._study, _frozen(entry, distributions))
-        return store_running(
-            self._storage.engine,
-            self._study,
-            entry.number,
-            datetime.datetime.fromtimestamp(entry.started),
-            entry.point,
-            distributions,
-            _attributes(entry),
-        )
+        return self._tables.begin(entry.number, entry.started, entry.point, distributions, _attributes(entry))
 
-    def read(self, number: int, tokens: int, loss: float, speed: float = 0.0) -> None:
-        """Store one reading of a running trial, and a speed above 0; a repeated one overwrites."""
-        if speed:
-            speeds = {**self._entries[number].speeds, tokens: speed}
-            self._storage.set_trial_user_attr(self._ids[number], _SPEEDS, list(speeds.items()))
-            self._entries[number] = dataclasses.replace(self._entries[number], speeds=speeds)
-        self._storage.set_trial_intermediate_value(self._ids[number], tokens, loss)
+    def read(self, number: int, tokens: int, loss: float, speed: float = 0.0) -> bool:
+        """Store one reading of a running trial, and a speed above 0; a repeated one overwrites.
+
+        False, with nothing stored, when another driver claimed the trial.
+        """
         entry = self._entries[number]
+        if speed:
+            entry = dataclasses.replace(entry, speeds={**entry.speeds, tokens: speed})
+        more = {_SPEEDS: list(entry.speeds.items())} if speed else {}
+        if not self._tables.read(self._ids[number], tokens, loss, entry.owner, more):
+            return False
         self._put(dataclasses.replace(entry, readings={**entry.readings, tokens: loss}))
+        return True
 
-    def record(self, number: int, result: TrialResult) -> None:
-        """Store how a trial ended; it counts as running until it is settled."""
-        self._storage.set_trial_user_attr(self._ids[number], RESULT, to_plain(result))
-        self._put(dataclasses.replace(self._entries[number], result=result))
+    def record(self, number: int, result: TrialResult) -> bool:
+        """Store how a trial ended, on the disk; it counts as running until it is settled.
+
+        False, with nothing stored, when another driver claimed the trial.
+        """
+        entry = self._entries[number]
+        with self._storage.engine.connect() as connection, lasting(connection):
+            if not self._tables.attribute(connection, self._ids[number], RESULT, to_plain(result), entry.owner):
+                return False
+        self._put(dataclasses.replace(entry, result=result))
+        return True
 
     def attempted(self, number: int, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Store how all earlier attempts at a running trial ended."""
@@ -249,14 +239,25 @@ class Ledger:
         self._storage.set_trial_user_attr(self._ids[number], MUTATIONS, list(mutations))
         self._put(dataclasses.replace(self._entries[number], mutations=tuple(mutations)))
 
-    def settle(self, number: int, values: Sequence[float]) -> None:
-        """Close a recorded trial; `values` are its objectives; one that is ok without any is closed as failed."""
-        entry = self._entries[number]
-        assert entry.result is not None, f"trial {number} is settled without a result"
-        state = _state(entry.result, values)
-        given = list(values) if state is not TrialState.FAIL and values else None
-        self._storage.set_trial_state_values(self._ids[number], state, given)
-        self._put(dataclasses.replace(entry, settled=True))
+    def settle(self, ended: Mapping[int, Sequence[float]], me: str = "") -> None:
+        """Close recorded trials, but for those that another driver than `me` claimed.
+
+        Each comes with its objectives; one that is ok without any is closed as failed.
+        """
+        ends = [self._end(number, values) for number, values in ended.items()]
+        if not ends:
+            return
+        with self._storage.engine.begin() as connection:
+            closed = self._tables.close(connection, ends, me)
+        for number in ended:
+            if self._ids[number] in closed:
+                self._put(dataclasses.replace(self._entries[number], settled=True))
+
+    def _end(self, number: int, values: Sequence[float]) -> End:
+        result = self._entries[number].result
+        assert result is not None, f"trial {number} is settled without a result"
+        state = _state(result, values)
+        return End(trial=self._ids[number], state=state, values=() if state is TrialState.FAIL else values)
 
     def note(self, key: str, value: Any) -> None:
         """Store a plain value about the whole study."""
@@ -326,7 +327,7 @@ def _frozen(entry: Entry, distributions: dict[str, BaseDistribution]) -> FrozenT
 def _entry(trial: FrozenTrial) -> Entry:
     birth = dict(trial.user_attrs[_BIRTH])
     result = trial.user_attrs.get(RESULT)
-    owner = trial.user_attrs.get(_OWNER, birth.pop("owner", ""))
+    owner = trial.user_attrs.get(OWNER, birth.pop("owner", ""))
     return Entry(
         **{**birth, "spec": spec_from_plain(birth["spec"]), "owner": owner},
         number=trial.number,

@@ -10,6 +10,8 @@ from search_space.records import Artifact, Metric, Reading, Stage, Tag, TrialRes
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+    from runners.bulk import Batch
+
 METRICS_A_BATCH, PARAMS_A_BATCH = 800, 90
 """Below MLflow's own limits of 1000 entities and 100 parameters or tags a request."""
 
@@ -64,7 +66,7 @@ class OpenRun:
             self.tags.update({Tag.WARNINGS: cut_tag(warnings)} if warnings else {})
             self.tags[Tag.NOTE] = warned(self.note, result.checkups[-1])
 
-    def send(self, client: "MlflowClient") -> None:
+    def send(self, client: "MlflowClient | Batch") -> None:
         """Send what waits."""
         from mlflow.entities import Metric as Point
         from mlflow.entities import Param, RunTag

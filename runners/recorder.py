@@ -6,8 +6,9 @@ slow costs the view for a while, never the search. Ends that were not shown stay
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.connecting import StoreDown
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 LEAST_PAUSE, MOST_PAUSE = 0.5, 15.0
 """Seconds between attempts at a store that fails; doubled each time."""
 FLUSH_SECONDS = 2.0
-"""How long readings wait for each other; beginnings and ends are shown at once."""
+"""How long readings wait for each other; beginnings and ends are shown at once, if the last were not just shown."""
+GATHER_SECONDS = 0.2
+"""Least time between two rounds of writing, so that trials that come fast are written together."""
 MOST_FAILURES = 3
 """Trials that fail in one round, after which the store itself is taken to be down."""
+MOST_TOGETHER = 50
+"""Trials that are written in one transaction, where the store is a database."""
 BEAT_SECONDS = 20.0
 CLOSE_SECONDS, HURRIED_SECONDS = 20.0, 8.0
 """How long the end of a search waits for a store that takes nothing; after an interrupt."""
@@ -51,6 +56,13 @@ class _Wanted:
     @property
     def is_due(self) -> bool:
         return self.is_new or self.result is not None
+
+    @property
+    def kept(self) -> Path | None:
+        """Its trained model, where it is to be stored."""
+        weights = self.trial.weights
+        is_good = self.result is not None and self.result.status is Status.OK
+        return weights if weights is not None and is_good and weights.exists() else None
 
 
 class Recorder:
@@ -160,12 +172,13 @@ class Recorder:
         return missing + 1
 
     def _work(self) -> None:
-        pause = LEAST_PAUSE
+        pause, ready = LEAST_PAUSE, 0.0
         while True:
             with self._state:
                 self._state.wait_for(
                     lambda: self._closing or any(w.is_due for w in self._wanted.values()), FLUSH_SECONDS
                 )
+                self._state.wait_for(lambda: self._closing, max(0.0, ready - time.monotonic()))
                 # Trials without an end were cut off; what closes the search marks them.
                 is_done = self._is_open and not (self._drops or any(w.result for w in self._wanted.values()))
                 if self._closing and (is_done or self._is_stuck()):
@@ -173,7 +186,7 @@ class Recorder:
                 wanted = list(self._wanted.values())
             try:
                 self._show(wanted)
-                pause = LEAST_PAUSE
+                pause, ready = LEAST_PAUSE, time.monotonic() + GATHER_SECONDS
                 if self._is_down:
                     self._is_down = False
                     self._note("the tracking store can be written again")
@@ -205,23 +218,54 @@ class Recorder:
             self._tracker.beat()
             self._next_beat = time.monotonic() + BEAT_SECONDS
         failures: list[Exception] = []
-        for each in wanted:
-            try:
-                self._bring(each)
-            except self._errors as error:
-                failures.append(error)
-                self._put_off(each)
-                if len(failures) == MOST_FAILURES:
-                    break
-        try:
-            self._tracker.flush()
-        except self._errors as error:
-            failures.append(error)
-            for each in wanted:
-                each.begin_again()
+        for group in self._groups(wanted):
+            failures += self._show_together(group)
+            if len(failures) >= MOST_FAILURES:
+                break
         if failures:
             raise failures[0]
         self._drop()
+
+    def _groups(self, wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
+        """What is written together, in order. A model is on the disk twice until it is written, so it comes alone."""
+        group: list[_Wanted] = []
+        for each in wanted:
+            alone = not self._tracker.writes_together or each.kept is not None
+            if group and (alone or len(group) == MOST_TOGETHER):
+                yield group
+                group = []
+            group.append(each)
+            if alone:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _show_together(self, group: list[_Wanted]) -> list[Exception]:
+        """Write a group, or one by one what can be written of it; what went wrong."""
+        failures: list[Exception] = []
+        ended: list[tuple[_Wanted, TrialResult]] = []
+        try:
+            with self._tracker.together():
+                for each in group:
+                    result = self._bring(each)
+                    if result is not None:
+                        ended.append((each, result))
+                self._tracker.flush(*(each.run for each in group))
+        except self._errors as error:
+            for each in group:
+                each.begin_again()
+            if len(group) == 1:
+                self._put_off(group[0])
+                return [error]
+            for each in group:
+                failures += self._show_together([each])
+                if len(failures) >= MOST_FAILURES:
+                    break
+            return failures
+        for each, result in ended:
+            self._end(each, result)
+        return []
 
     def _drop(self) -> None:
         """Delete the models that are to go, of trials whose end the store shows."""
@@ -231,14 +275,14 @@ class Recorder:
                 del self._drops[key]
 
     def _put_off(self, wanted: _Wanted) -> None:
-        """Take a trial up from its beginning, after all others: one that cannot be written blocks no other."""
-        wanted.begin_again()
+        """Take a trial up after all others: one that cannot be written blocks no other."""
         with self._state:
             key = wanted.trial.key
             if self._wanted.get(key) is wanted:
                 self._wanted[key] = self._wanted.pop(key)
 
-    def _bring(self, wanted: _Wanted) -> None:
+    def _bring(self, wanted: _Wanted) -> TrialResult | None:
+        """Bring a trial's run to what is wanted of it; its end, when that is brought too."""
         trial = wanted.trial
         if not wanted.run:
             wanted.run = self._tracker.start_trial(
@@ -260,15 +304,18 @@ class Recorder:
         wanted.queued += readings
         for reading in readings:
             self._tracker.log_reading(wanted.run, reading)
-        if result is None:
-            return
-        weights = trial.weights
-        kept = weights if weights is not None and result.status is Status.OK and weights.exists() else None
-        if kept is not None:
-            self._drop()  # Those that make room for this one go first.
-        self._tracker.finish_trial(wanted.run, result, kept)
-        if weights is not None:
-            weights.unlink(missing_ok=True)
+        if result is not None:
+            kept = wanted.kept
+            if kept is not None:
+                self._drop()  # Those that make room for this one go first.
+            self._tracker.finish_trial(wanted.run, result, kept)
+        return result
+
+    def _end(self, wanted: _Wanted, result: TrialResult) -> None:
+        """The store shows how a trial ended."""
+        trial = wanted.trial
+        if trial.weights is not None:
+            trial.weights.unlink(missing_ok=True)
         with self._state:
             if self._wanted.get(trial.key) is wanted:  # Else it has begun anew meanwhile.
                 del self._wanted[trial.key]

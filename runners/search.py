@@ -176,9 +176,9 @@ class SearchSource(AbstractSource):
 
     def settle_shown(self) -> None:
         """Close in the study what the tracking store shows by now."""
-        for shown in self._recorder.ended(Stage.SEARCH):
-            if not self._study.trials()[shown.number].settled:
-                self._study.settle(shown.number)
+        trials = self._study.trials()
+        ended = {shown.number for shown in self._recorder.ended(Stage.SEARCH)}
+        self._study.settle(*(number for number in sorted(ended) if not trials[number].settled))
 
     def _look_around(self) -> None:
         """See what other drivers did, and take over what those that died have left."""
@@ -213,11 +213,9 @@ class SearchSource(AbstractSource):
         return start.job
 
     def report(self, key: int, reading: Reading) -> bool:
-        if not self._study.holds(key):
-            return False
         curve = self._curves[key]
         if curve and reading.tokens <= curve[-1].tokens:
-            return True  # It trains the whole way again to a state that it could not take over.
+            return self._study.holds(key)  # It trains the whole way again to a state that it could not take over.
         curve.append(reading)
         return self._study.report(key, reading, curve)
 

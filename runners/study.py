@@ -233,17 +233,21 @@ class Study:
     def report(self, number: int, reading: Reading, curve: Sequence[Reading] = ()) -> bool:
         """Take a reading, the last of the trial's `curve`; False when its training is to stop.
 
-        The trial then has ended as pruned, or its entry says from which other trial's state it goes on.
+        The trial then has ended as pruned, or its entry says from which other trial's state it goes on, or it is not
+        held any more.
         """
         if not self._pruner.wants(number, reading.tokens):
-            return True
+            return self.holds(number)
         donor = self._pruner.donor(number, reading.tokens, reading.loss)
         if donor is not None and self.population is not None:
+            if not self.holds(number):
+                return False
             # Stored before the reading: a reading that is stored has been decided on.
             entry = self._ledger[number]
             self._ledger.mutated(number, mutated(self.population, entry, self._ledger[donor], reading, curve))
         objectives = self.experiment.objectives
-        self._ledger.read(number, reading.tokens, reading.loss, speed_of(objectives, reading))
+        if not self._ledger.read(number, reading.tokens, reading.loss, speed_of(objectives, reading)):
+            return False
         others = others_at(objectives, self._ledger[number], reading.tokens)
         self._pruner.observe(number, reading.tokens, reading.loss, *others)
         return donor is None and self._pruner.goes_on(number, reading.tokens)
@@ -255,9 +259,8 @@ class Study:
     def record(self, number: int, result: TrialResult) -> bool:
         """Store how a trial ended, unsettled until `settle`; False, with nothing stored, when it is not held."""
         with self.crew.turn():
-            if not self.holds(number):
+            if not self._owns(self._ledger[number]) or not self._ledger.record(number, result):
                 return False
-            self._ledger.record(number, result)
         self._observe(self._ledger[number])
         return True
 
@@ -265,11 +268,13 @@ class Study:
         """Store how all earlier attempts at a trial that is to be run again ended."""
         self._ledger.attempted(number, attempts)
 
-    def settle(self, number: int) -> None:
-        """Close a recorded trial, unless another driver took it over and closes it."""
+    def settle(self, *numbers: int) -> None:
+        """Close recorded trials, unless another driver took them over and closes them."""
+        if not numbers:
+            return
+        objectives = self.experiment.objectives
         with self.crew.turn():
-            if self.holds(number):
-                self._ledger.settle(number, objective_values(self.experiment.objectives, self._ledger[number]))
+            self._ledger.settle({n: objective_values(objectives, self._ledger[n]) for n in numbers}, self.crew.me)
 
     def tell(self, number: int, result: TrialResult) -> None:
         """Record and settle."""

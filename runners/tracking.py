@@ -5,8 +5,8 @@ what is missing.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,9 @@ from search_space.records import (
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
 
+    from runners.bulk import Batch
     from runners.candidate import Resolved
     from runners.tasks.data import TaskData
     from search_space.experiment import Experiment
@@ -56,15 +58,52 @@ class Tracker:
         """
         self.place = locate(uri, artifacts=artifact_root)
         self._is_connected = False
+        self._location = ""
+        """Where artifacts of the search lie, when its runs can be written together."""
         if not waits:
             self._connect()
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
+        self._batch: Batch | None = None
+        """Takes what is written together."""
+        self._intended: set[str] = set()
+        """Ids of runs that a transaction was to create which did not succeed, as far as is known."""
 
     def _connect(self) -> None:
         self.client = connect(self.place)
         rehome(self.place)
         self._is_connected = True
+
+    @property
+    def writes_together(self) -> bool:
+        """True when the store takes several runs in one transaction; known once a search is open."""
+        return self._location != ""
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done to trials within is written when this ends, in one transaction: all of it or, where this raises,
+        nothing, and then their runs are to be taken up again. A store that cannot do that is written at once."""
+        if not self.writes_together:
+            yield
+            return
+        from runners.bulk import Batch
+
+        self._batch = batch = Batch(self.client, self._location)
+        try:
+            yield
+            self._batch = None
+            batch.commit()
+            self._intended.difference_update(batch.created)
+        except BaseException:
+            self._intended.update(batch.created)
+            raise
+        finally:
+            self._batch = None
+
+    @property
+    def _runs(self) -> "MlflowClient | Batch":
+        """What takes new runs and writes to them."""
+        return self._batch or self.client
 
     def start_search(
         self,
@@ -82,6 +121,7 @@ class Tracker:
         self._name, self._environment = file_name(experiment.name), environment
         self._dataset = rows.dataset(experiment.task, data)
         self._experiment = self._experiment_id(experiment.name)
+        self._location = self._shared_location()
         runs = every_run(self.client, [self._experiment])
         self._known = {run.data.tags[Tag.KEY]: run for run in runs if Tag.KEY in run.data.tags}
         parent = self._begin(
@@ -142,6 +182,8 @@ class Tracker:
             self._look_up(key)
         self._refuse_another_spec(key, spec)
         earlier = self._known.get(key) if anew and not spec.deterministic else None
+        if earlier is not None and earlier.info.run_id in self._intended:
+            earlier = None
         if earlier is not None:
             write(lambda: self.client.delete_run(earlier.info.run_id))
             del self._known[key]
@@ -214,10 +256,15 @@ class Tracker:
             opened.files.put_text(Artifact.RESULT, rows.result_json(result), keep=opened.before == result.status)
             if weights is not None:
                 opened.files.put(Artifact.MODEL, weights)
-        opened.send(self.client)
-        write(lambda: self.client.set_terminated(run_id, TERMINAL[result.status], end))
-        if result.status != Status.PREEMPTED:
-            self._curves.add(run_id, opened.number, opened.stage, rows.finite_curve(result.curve))
+        opened.send(self._runs)
+        write(lambda: self._runs.set_terminated(run_id, TERMINAL[result.status], end))
+        if result.status == Status.PREEMPTED:
+            return
+        curve = rows.finite_curve(result.curve)
+        if self._batch is None:
+            self._curves.add(run_id, opened.number, opened.stage, curve)
+        else:
+            self._batch.then(lambda: self._curves.add(run_id, opened.number, opened.stage, curve))
 
     def _look_up(self, key: str) -> None:
         """Know a run that another driver may have begun since this one opened the search."""
@@ -239,11 +286,12 @@ class Tracker:
         for name, value in tags.items():
             write(lambda name=name, value=value: self.client.set_tag(self._parent.run_id, name, rows.cut_tag(value)))  # type: ignore[misc]
 
-    def flush(self) -> None:
-        """Send everything queued; each run is tried although another one fails, whose error is then raised."""
+    def flush(self, *run_ids: str) -> None:
+        """Send what is queued, of some runs or of all; each is tried although another one fails, whose error is then
+        raised."""
         with ExitStack() as each:
-            for opened in self._open.values():
-                each.callback(opened.send, self.client)
+            for opened in [self._open[run] for run in run_ids or self._open if run in self._open]:
+                each.callback(opened.send, self._runs)
 
     def beat(self) -> None:
         """Say on the search's page that its driver lives."""
@@ -270,6 +318,13 @@ class Tracker:
             each.callback(whole_file, self.place)
             each.callback(self._curves.flush)
             each.callback(self.flush)
+
+    def _shared_location(self) -> str:
+        if self.place.is_server:
+            return ""
+        from runners.bulk import is_known
+
+        return self.client.get_experiment(self._experiment).artifact_location if is_known(self.client) else ""
 
     def _experiment_id(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -314,10 +369,10 @@ class Tracker:
         steps: dict[str, set[int]] = {}
         if run is None:
             stamp = int(started * 1000) or _now()
-            run = write(lambda: self.client.create_run(self._experiment, stamp, short, name))
-            self._known[key] = run
+            run = self._create(key, stamp, short, name)
             short = {}
         else:
+            self._intended.discard(run.info.run_id)
             held = run.data.params
             steps = {metric: self._steps(run.info.run_id, metric) for metric in run.data.metrics}
             write(lambda: self.client.update_run(run.info.run_id, status="RUNNING"))
@@ -326,9 +381,9 @@ class Tracker:
                     self.client.delete_tag(run.info.run_id, tag)
             # The environment a parent was first recorded with stays; later ones lie beside it.
             short = {tag: value for tag, value in short.items() if number >= 0 or tag != Tag.ENVIRONMENT}
+            if not run.inputs or not run.inputs.dataset_inputs:
+                write(lambda: self.client.log_inputs(run.info.run_id, datasets=[self._dataset]))
         run_id: str = run.info.run_id
-        if not run.inputs or not run.inputs.dataset_inputs:
-            write(lambda: self.client.log_inputs(run_id, datasets=[self._dataset]))
         opened = OpenRun(
             run_id=run_id,
             number=number,
@@ -343,6 +398,18 @@ class Tracker:
         )
         self._open[opened.run_id] = opened
         return opened
+
+    def _create(self, key: str, stamp: int, tags: dict[str, str], name: str) -> "Run":
+        """A new run under a key, under the id that it was to have if a transaction failed to create it."""
+        known = self._known.get(key)
+        if self._batch is not None:
+            intended = known.info.run_id if known is not None and known.info.run_id in self._intended else ""
+            run = self._batch.create_run(self._experiment, stamp, tags, name, intended)
+        else:
+            run = write(lambda: self.client.create_run(self._experiment, stamp, dict(tags), name))
+        write(lambda: self._runs.log_inputs(run.info.run_id, datasets=[self._dataset]))
+        self._known[key] = run
+        return run
 
     def _present(self, key: str) -> "Run | None":
         """The run with a key as it is now; None when there is none, or it was deleted meanwhile."""

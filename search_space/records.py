@@ -6,6 +6,7 @@ Every name in the store stands in this one file, which is therefore longer than 
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from search_space.canon import digest
@@ -100,12 +101,12 @@ class TrialSpec:
     """{'tokens': n, 'optimizer': {...}}, in order: from so many training tokens on, these settings of the optimiser
     replace the candidate's."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Digest of the whole spec."""
         return digest(to_plain(self))
 
-    @property
+    @cached_property
     def point_id(self) -> str:
         """Digest without seeds: replicas of one candidate share it."""
         plain = to_plain(self)
@@ -307,20 +308,25 @@ TERMINAL = {
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """A record as plain JSON data."""
-    plain: dict[str, Any] = _listed(dataclasses.asdict(record))
-    for one in dataclasses.fields(record):
-        if one.metadata.get(ADDED) and getattr(record, one.name) == one.default:
-            del plain[one.name]
-    return plain
+    """A record as plain JSON data, which shares nothing that can be changed with the record."""
+    return {
+        one.name: _plain(getattr(record, one.name))
+        for one in dataclasses.fields(record)
+        if not (one.metadata.get(ADDED) and getattr(record, one.name) == one.default)
+    }
 
 
-def _listed(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return str(value) if isinstance(value, StrEnum) else value
+    if value is None or isinstance(value, bool | int | float):
+        return value
     if isinstance(value, dict):
-        return {key: _listed(child) for key, child in value.items()}
+        return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_listed(child) for child in value]
-    return str(value) if isinstance(value, StrEnum) else value
+        return [_plain(child) for child in value]
+    # Of a record within a record every field is kept.
+    return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
 
 
 def spec_from_plain(plain: dict[str, Any]) -> TrialSpec:

@@ -141,7 +141,7 @@ def test_a_kill_between_decision_and_reading_changes_neither(tmp_path: Path) -> 
         kept = study.trials()[3].mutations
         whole = study.population
     with opened(tmp_path / "killed", text=TEXT) as study:
-        study._ledger.read = lambda *stored: None  # type: ignore[method-assign]
+        study._ledger.read = lambda *stored: True  # type: ignore[method-assign]
         four(study)
         assert study.trials()[3].mutations == kept
     with opened(tmp_path / "killed", text=TEXT) as study:
