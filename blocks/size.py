@@ -81,6 +81,8 @@ def solve(
     )
     exact = _exact(draft, measure)
     for evaluate in (_interpolated(draft, measure), exact):
+        if evaluate(WIDTH_STEP, NARROWEST_FFN) > (1 + tolerance) * target:
+            continue
         size = _best(draft, evaluate, target, tolerance)
         if size is not None and _misses(exact(*size), target) <= tolerance:
             return _at(draft, *size)
@@ -100,7 +102,9 @@ def _interpolated(draft: ModelConfig, measure: str) -> Evaluate:
     """The polynomial, quadratic in d_model and affine in d_ff, through counts at NODES."""
     exact = _exact(draft, measure)
     base = [exact(width, NARROWEST_FFN) for width in NODES]
-    slope = [exact(width, NARROWEST_FFN + 1) - value for width, value in zip(NODES, base, strict=True)]
+    slope = [0.0] * len(NODES)
+    if draft.ffn.grows:
+        slope = [exact(width, NARROWEST_FFN + 1) - value for width, value in zip(NODES, base, strict=True)]
 
     def evaluate(d_model: int, d_ff: int) -> float:
         weights = _lagrange(d_model)
@@ -130,7 +134,7 @@ def _best(draft: ModelConfig, evaluate: Evaluate, target: float, tolerance: floa
         for step in FFN_STEPS if draft.ffn.grows else FFN_STEPS[:1]:
             for d_model in widths:
                 d_ff = _matching_d_ff(draft, evaluate, target, d_model, step)
-                if d_ff and _misses(evaluate(d_model, d_ff), target) <= tolerance:
+                if _misses(evaluate(d_model, d_ff), target) <= tolerance:
                     fits.append((abs(math.log(d_ff / _natural_d_ff(draft, d_model))), d_model, d_ff))
             if fits and min(fits)[0] <= NEAR:
                 return min(fits)[1:]
@@ -162,7 +166,7 @@ def _is_legal(draft: ModelConfig, d_model: int) -> bool:
 
 
 def _matching_d_ff(draft: ModelConfig, evaluate: Evaluate, target: float, d_model: int, step: int) -> int:
-    """The multiple of step nearest to the d_ff that meets the target at this width; 0 when that is too narrow.
+    """The multiple of step nearest to the d_ff that meets the target at this width, or the narrowest d_ff.
 
     Costs are affine in d_ff, which two evaluations pin down. Without an FFN the narrowest stands for all.
     """
@@ -171,8 +175,7 @@ def _matching_d_ff(draft: ModelConfig, evaluate: Evaluate, target: float, d_mode
     base = evaluate(d_model, NARROWEST_FFN)
     slope = evaluate(d_model, NARROWEST_FFN + 1) - base
     assert slope > 0, f"model.ffn.kind={draft.ffn.kind!r} does not grow with d_ff"
-    d_ff = round((NARROWEST_FFN + (target - base) / slope) / step) * step
-    return d_ff if d_ff >= NARROWEST_FFN else 0
+    return max(NARROWEST_FFN, round((NARROWEST_FFN + (target - base) / slope) / step) * step)
 
 
 def _natural_d_ff(draft: ModelConfig, d_model: int) -> int:

@@ -1,17 +1,21 @@
 """The preset `attention` at one million parameters: every candidate on its budget, no candidate with dead attention."""
 
+import dataclasses
 import random
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from blocks import cost, size
 from blocks.families import AbstractMixer, Role
 from blocks.mixers.linear import Linear
 from runners.candidate import full_space, resolve
 from runners.tasks import TASKS, task_from_plain
+from search_space.canon import unflatten
+from search_space.domains import Choice, Domain, Scalar
 from search_space.experiment import preset_path, read
-from search_space.space import random_point
+from search_space.space import narrow, random_point, walk
 
 DRAWS = 240
 
@@ -41,6 +45,30 @@ def meeting(outputs: dict[str, Tensor], layer: str) -> Tensor:
     """
     query, key = (outputs[f"{layer}.mixer.{part}"] > 0 for part in ("query", "key"))
     return (query & key.cummax(dim=1).values.bool())[:, :-1].flatten(0, 1).any(dim=0)
+
+
+def largest(_: str, domain: Domain) -> Scalar:
+    """The largest number of a domain; of names, the default."""
+    if isinstance(domain, Choice):
+        return domain.default if isinstance(domain.default, str) else max(domain.options)
+    return domain.high
+
+
+@pytest.mark.slow
+def test_no_mixer_is_too_large_for_the_budget_at_any_of_its_settings() -> None:
+    """Models grow with every number of their mixers, so the largest of each says it for all."""
+    experiment = read(preset_path("attention"), full_space=full_space, tasks=TASKS)
+    context = dataclasses.asdict(task_from_plain(experiment.task).shape())
+    for kind in experiment.space.fields["model"].fields["mixer"].variants:
+        space = narrow(experiment.space, {"model": {"mixer": [kind]}})
+        config = size.solve(
+            unflatten(walk(space, largest))["model"],
+            measure=experiment.size.measure,
+            target=experiment.size.value,
+            **context,
+        )
+        assert config.mixer.kind == kind
+        assert abs(cost.count_parameters(config).total / 1_000_000 - 1) <= 0.01
 
 
 @pytest.mark.slow
