@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import install_import_hook
+import shape_checks
 from reference_table import compared, pytest_configure
 
 __all__ = ["compared", "pytest_configure"]
 
-install_import_hook("blocks", "shape_checks.checked")
+shape_checks.install("blocks")
 
 if TYPE_CHECKING:
     from blocks.model import ModelConfig
