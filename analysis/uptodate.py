@@ -16,7 +16,18 @@ from typing import Any
 from analysis import webread
 from analysis.fastread import RunRow
 from analysis.server import Server, by_id
-from search_space.batches import COVERS, SIZE, Coverage, batch_name, coverage, is_settled, joined, newest, own_place
+from search_space.batches import (
+    COLUMNS,
+    COVERS,
+    SIZE,
+    Coverage,
+    batch_name,
+    coverage,
+    is_settled,
+    joined,
+    newest,
+    own_place,
+)
 from search_space.canon import digest
 from search_space.records import Artifact, Stage, Status, Tag
 
@@ -200,7 +211,7 @@ def table_rows(content: bytes, parent: RunRow) -> tuple[Coverage, list[RunRow]]:
     """What a table of trials covers, and its rows."""
     import pyarrow.parquet as parquet
 
-    table = parquet.read_table(io.BytesIO(content))
+    table = parquet.read_table(io.BytesIO(content), columns=list(COLUMNS))
     columns = table.to_pydict()
     cells = zip(*(columns[name] for name in ("params", "metrics", "tags")), strict=True)
     loaded = [(json.loads(params), json.loads(metrics), json.loads(tags)) for params, metrics, tags in cells]

@@ -89,6 +89,12 @@ class ArtifactWriter:
             return self._folder / path if (self._folder / path).exists() else None
         return Path(self._client.download_artifacts(self._run_id, path)) if self._is_listed(path) else None
 
+    def names(self, folder: str) -> list[str]:
+        """The paths of the files in a folder."""
+        if self._folder is not None:
+            return sorted(f"{folder}/{file.name}" for file in (self._folder / folder).glob("*") if file.is_file())
+        return sorted(entry.path for entry in self._client.list_artifacts(self._run_id, folder) if not entry.is_dir)
+
     def _is_listed(self, path: str) -> bool:
         parent = str(Path(path).parent)
         listed = self._client.list_artifacts(self._run_id, None if parent == "." else parent)

@@ -4,11 +4,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from runners.artifacts import ArtifactWriter
 from search_space.canon import digest
 from search_space.records import Artifact, Reading, Stage
 
 SHARD_TRIALS = 64
 """Finished trials that fill a shard."""
+_MOST = 8
+"""Shards that are left apart when a search ends."""
 
 
 class CurveShards:
@@ -25,7 +28,7 @@ class CurveShards:
         self._held: dict[str, int] = {}
         self._rows: dict[str, list[dict[str, object]]] = {}
         shards = sorted(folder.glob("*.parquet")) if folder else []
-        self._next = max((int(shard.stem.partition("-")[0]) + 1 for shard in shards), default=0)
+        self._next = 1 + max(map(_number, shards), default=-1)
         self._ending = f"-{digest(driver)}" if driver else ""
         for shard in shards:
             for run in parquet.read_table(shard, columns=["run"])["run"].to_pylist():
@@ -69,3 +72,30 @@ class CurveShards:
         self._held.update({run: len(rows) for run, rows in self._rows.items()})
         self._rows.clear()
         self._next += 1
+
+    def join(self, files: ArtifactWriter) -> None:
+        """Put one shard in the place of many; no other driver may write meanwhile.
+
+        A reader that meets both sees each reading once.
+        """
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+
+        self.flush()
+        paths = files.names(Artifact.CURVES)
+        whole = files.read(Artifact.CURVES) if len(paths) > _MOST else None
+        if whole is None:
+            return
+        parts = [parquet.read_table(file) for file in sorted(whole.glob("*.parquet"))]
+        self._next = 1 + max(map(_number, paths))
+        with tempfile.TemporaryDirectory(prefix="assay-curves-") as folder:
+            shard = Path(folder) / f"{self._next:05d}.parquet"
+            parquet.write_table(arrow.concat_tables(parts, promote_options="permissive"), shard)
+            files.put(f"{Artifact.CURVES}/{shard.name}", shard)
+        self._next += 1
+        for path in paths:
+            files.remove(path)
+
+
+def _number(path: Path | str) -> int:
+    return int(Path(path).stem.partition("-")[0])

@@ -1,13 +1,15 @@
 """What the dashboard shows of a search beside its trials: the report, its first answers, and the best loss so far."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.artifacts import ArtifactWriter, write
+from runners.best import Ended, missing_points
 from runners.connecting import StoreError
 from runners.rows import cut_tag
 from runners.store import Store
-from search_space.records import Artifact, Metric, Stage, Status, Tag
+from search_space.records import Artifact, Metric, Tag
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -19,10 +21,11 @@ _POINTS = 800
 """Below MLflow's limit of 1000 metrics a request."""
 
 
-def publish(store: Store, name: str, folder: Path, found: str) -> None:
+def publish(store: Store, name: str, folder: Path, found: str, ended: Iterable[Ended]) -> None:
     """Put a report's files on the parent run, `found` into its note, and complete the curve of the best loss.
 
-    Done again it changes nothing. StoreError where the store cannot be written.
+    `ended` are the search's finished trials. Done again it changes nothing. StoreError where the store cannot be
+    written.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -36,7 +39,7 @@ def publish(store: Store, name: str, folder: Path, found: str) -> None:
         where = f"The whole report: `{Artifact.REPORT}/{_PAGE}` among the artifacts."
         note = cut_tag(f"{found}\n\n{where}{_RULE}{own}")
         write(lambda: store.client.set_tag(parent.info.run_id, Tag.NOTE, note))
-        _complete_best(store, parent)
+        _complete_best(store, parent, ended)
     except (MlflowException, OSError, SQLAlchemyError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StoreError(
@@ -45,23 +48,13 @@ def publish(store: Store, name: str, folder: Path, found: str) -> None:
         ) from error
 
 
-def _complete_best(store: Store, parent: "Run") -> None:
-    """The lowest final loss after so many finished trials, on the parent; what it holds already is left alone."""
-    from mlflow.entities import Metric as Point
+def _complete_best(store: Store, parent: "Run", ended: Iterable[Ended]) -> None:
+    """Add the points that the curve of the best loss lacks; those that it has are left alone."""
+    from mlflow.entities import Metric as Entry
 
-    done = [run for run in store.children(parent) if _has_finished(run)]
-    done.sort(key=lambda run: (run.info.end_time, int(run.data.tags[Tag.NUMBER])))
-    held = {point.step for point in store.client.get_metric_history(parent.info.run_id, Metric.BEST_SO_FAR)}
-    points, best = [], float("inf")
-    for place, run in enumerate(done, 1):
-        best = min(best, run.data.metrics[Metric.LOSS])
-        if place not in held:
-            points.append(Point(Metric.BEST_SO_FAR, best, run.info.end_time, place))
-    for first in range(0, len(points), _POINTS):
-        batch = points[first : first + _POINTS]
+    history = store.client.get_metric_history(parent.info.run_id, Metric.BEST_SO_FAR)
+    points = missing_points(ended, {point.step: point.value for point in history})
+    entries = [Entry(Metric.BEST_SO_FAR, point.loss, point.milliseconds, point.step) for point in points]
+    for first in range(0, len(entries), _POINTS):
+        batch = entries[first : first + _POINTS]
         write(lambda batch=batch: store.client.log_batch(parent.info.run_id, metrics=batch))  # type: ignore[misc]
-
-
-def _has_finished(run: "Run") -> bool:
-    tags = run.data.tags
-    return tags[Tag.STAGE] == Stage.SEARCH and tags.get(Tag.STATUS) == Status.OK and Metric.LOSS in run.data.metrics

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from runners.ladder import LadderOutcome, ladder_name, run_ladder
 from runners.ladder_plan import Asked
-from runners.publishing import publish
 from runners.store import Store
 from runners.tracking import Tracker
 from search_space.errors import UserError
@@ -64,11 +63,12 @@ def _close(outcome: LadderOutcome, store: Store, tracker: Tracker) -> int:
         print(f"the tracking store lacks {outcome.unshown} results; the same command shows them")
         return 1
     from analysis.ladder import ladder_text, projections, read_ladder
-    from analysis.report import first_answers, write_report
+    from analysis.report import write_report
+    from runners.commands.report import show
 
     ladder = read_ladder(tracker.place.uri, outcome.name)
     print(f"\n{ladder_text(ladder, projections(ladder))}")
     page = write_report(tracker.place.uri, outcome.name, Path("reports") / outcome.name)
-    publish(store, outcome.name, page.parent, first_answers(page))
+    show(store, outcome.name, page)
     print(f"\nReport: {page}")
     return 0 if outcome.is_whole else 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from runners.commands.reading import read_experiment
 from runners.connecting import StoreError
-from runners.publishing import publish
 from runners.search import SearchOutcome, run_search
 from runners.store import Store
 from runners.tracking import Tracker
@@ -95,11 +94,12 @@ def _verdicts(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Name
 
 
 def _report(name: str, tracker: Tracker) -> Path:
-    from analysis.report import first_answers, write_report
+    from analysis.report import write_report
+    from runners.commands.report import show
 
     page = write_report(tracker.place.uri, name, Path("reports") / name)
     try:
-        publish(Store(tracker.place), name, page.parent, first_answers(page))
+        show(Store(tracker.place), name, page)
     except StoreError as error:
         print(error, file=sys.stderr)
     return page

@@ -13,10 +13,10 @@ import pytest
 from mlflow.entities import Run
 from tracked import free_port, result, searched, store_uri
 
-from analysis.report import first_answers, write_report
+from analysis.report import write_report
+from runners.commands.report import show
 from runners.connecting import StoreError
 from runners.dashboard import DashboardError, serve, start, stop, table_url
-from runners.publishing import publish
 from runners.store import Store
 from runners.tracking import Tracker
 from search_space.places import locate
@@ -93,7 +93,7 @@ def test_a_browser_finds_the_search_its_trials_and_the_columns_to_compare_them_b
 def test_a_browser_walks_from_the_search_to_five_trials_its_report_and_a_curve(tmp_path: Path) -> None:
     uri, parent, children = filled(tmp_path, trials=5)
     page_file = write_report(uri, "tiny", tmp_path / "report")
-    publish(Store(locate(uri)), "tiny", page_file.parent, first_answers(page_file))
+    show(Store(locate(uri)), "tiny", page_file)
     port = free_port()
     server = start(locate(uri), port)
     of = f"http://127.0.0.1:{port}/#/experiments/{parent.info.experiment_id}"

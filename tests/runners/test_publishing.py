@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 from tracked import result, searched, steps, store_uri
 
+from analysis.load import load_search
+from runners.best import Ended, missing_points
 from runners.connecting import StoreError
 from runners.publishing import publish
 from runners.store import Store
@@ -28,6 +30,11 @@ def written(folder: Path, losses: tuple[float, ...]) -> Store:
     return Store(locate(uri))
 
 
+def finished(store: Store) -> list[Ended]:
+    done = load_search(store.place.uri, "tiny").finished
+    return list(map(Ended, done["end"], done["number"], done[Metric.LOSS]))
+
+
 def report(folder: Path) -> Path:
     folder.mkdir()
     for name in ("report.html", "report.md", "curves.png"):
@@ -41,7 +48,7 @@ def test_a_search_shows_its_report_what_won_and_the_best_loss_so_far(tmp_path: P
     own = store.parent("tiny").data.tags[Tag.NOTE]
     folder = report(tmp_path / "report")
     for answer in ("**What won?** tiny/2", "**What won?** tiny/2, again"):
-        publish(store, "tiny", folder, answer)
+        publish(store, "tiny", folder, answer, finished(store))
         parent = store.parent("tiny")
         assert parent.data.tags[Tag.NOTE].startswith(f"{answer}\n\n")
         assert parent.data.tags[Tag.NOTE].endswith(own)
@@ -60,4 +67,17 @@ def test_a_report_that_cannot_be_stored_is_an_error_that_says_where_it_lies(tmp_
     assert place is not None
     (place / Artifact.REPORT).write_text("a file in the way")
     with pytest.raises(StoreError, match=r"report of tiny: lies in .*could not be stored .*rights"):
-        publish(store, "tiny", report(tmp_path / "report"), "")
+        publish(store, "tiny", report(tmp_path / "report"), "", finished(store))
+
+
+def test_the_curve_of_the_best_loss_never_rises_whatever_it_holds_already() -> None:
+    ended = [Ended(float(n), n, loss) for n, loss in enumerate((2.5, 2.7, 2.4, 2.6, 2.3))]
+    assert [point.loss for point in missing_points(ended, {})] == [2.5, 2.5, 2.4, 2.4, 2.3]
+    assert [point.step for point in missing_points(ended, {1: 2.5, 4: 2.4})] == [2, 3, 5]
+    # A driver saw the third trial end first, and another one knew of all five before it wrote at all.
+    for held in ({1: 2.4}, {2: 2.4, 3: 2.4}, {4: 2.3}, {3: 2.7}):
+        whole = held | {point.step: point.loss for point in missing_points(ended, held)}
+        assert list(whole) == list(held) + [step for step in range(1, 6) if step not in held]
+        losses = [whole[step] for step in range(1, 6)]
+        assert losses == sorted(losses, reverse=True)
+    assert missing_points([], {1: 2.4}) == []
