@@ -1,14 +1,45 @@
 """States of a population's trials that others may go on from: kept while one may, handed over when one does."""
 
 import shutil
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runners.checkpoints import CheckpointRefused, Found, discard, find, put
 from runners.ledger import Entry
 from runners.mutations import along, mutations_of, present_spec
 from runners.population import Population
+from search_space.errors import UserError
+
+if TYPE_CHECKING:
+    from runners.study import Study
+
+_PLACE = "assay.states"
+"""Under which a study notes what the mark in the folder says in which its states lie."""
+_MARK = "states.mark"
+
+
+def settle_place(study: "Study", folder: Path) -> None:
+    """Have all drivers of a population find the states in one folder; UserError for one that does not see it."""
+    if study.population is None:
+        return
+    mark = folder / _MARK
+    with study.crew.turn():
+        noted = study.noted(_PLACE, "")
+        if noted and mark.exists() and mark.read_text() == noted:
+            return
+        if noted and (study.joined or study.crew.others()):
+            raise UserError(
+                f"search {study.experiment.name!r}: its pruner is pbt: trials go on from each other's states, and "
+                f"those lie in the search's folder on the machine of the driver that runs it; {folder} is another one: "
+                f"join on that machine or where that folder is shared, have Ray place trials on several machines "
+                f"(--engine ray), or search with another pruner"
+            )
+        # The first driver, or one that goes on elsewhere: states that it lacks are trained to again.
+        mark.write_text(uuid.uuid4().hex)
+        study.note(_PLACE, mark.read_text())
 
 
 class Heirlooms:

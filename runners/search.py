@@ -16,7 +16,7 @@ from runners.engine import AbstractSource, Interrupts, Job
 from runners.engines import open_engine, with_jobs
 from runners.environment import capture
 from runners.finals import FinalOutcome, Finals
-from runners.heirlooms import Heirlooms
+from runners.heirlooms import Heirlooms, settle_place
 from runners.ledger import Entry
 from runners.mutations import mutations_of
 from runners.outcome import SearchOutcome
@@ -69,6 +69,7 @@ def run_search(
     with Study.open(study_uri, experiment, extend=extend, join=join) as study:
         folder = study_folder(study_uri, experiment.name)
         mark_owner(folder, tracker.place)
+        settle_place(study, folder)
         data = task_from_plain(experiment.task).prepare(data_path)
         study.bind(data.shape, data.fingerprint)
         file = kept_data(data, folder)
@@ -161,7 +162,8 @@ class SearchSource(AbstractSource):
         """Take over what an earlier driver left: trials to run again, ends that it did not live to show."""
         self._study.adopt()
         self._left.extend(self._study.running())
-        self._attempts.tidy(self._study.trials())
+        with self._study.up_to_date():
+            self._attempts.tidy(self._study.trials())
         self._show_ends(self._study.unshown())
 
     def _take_over(self, entries: Sequence[Entry]) -> None:
@@ -186,11 +188,16 @@ class SearchSource(AbstractSource):
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        for entry in self._study.refresh():
-            self._count(entry)
-            self._quota.know(entry)
+        self._study.refresh()
+        self._take_note()
         if self._study.elsewhere():
             self._take_over(self._study.adopt())
+
+    def _take_note(self) -> None:
+        """Count what other drivers' trials came to."""
+        for entry in self._study.news():
+            self._count(entry)
+            self._quota.know(entry)
 
     def waits(self) -> bool:
         # The driver that leads goes on to the finals, for which every trial must have ended.
@@ -249,7 +256,8 @@ class SearchSource(AbstractSource):
         self._recorder.finish(shown, ended)
         self._count(self._study.trials()[key])
         if self._heirlooms is not None:
-            self._heirlooms.tidy(self._study.trials())
+            with self._study.up_to_date():
+                self._heirlooms.tidy(self._study.trials())
         self._ended_here += 1
         self.show()
 
@@ -333,6 +341,7 @@ class SearchSource(AbstractSource):
 
     def show(self, *, now: bool = False) -> None:
         """Show where the search stands."""
+        self._take_note()
         total = self._experiment.search.trials + self._study.copied
         left = total - self._counts.total()
         elapsed = time.monotonic() - self._began

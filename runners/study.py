@@ -6,8 +6,8 @@ One class answers for all of it, so the file is longer than others.
 import dataclasses
 import math
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -89,6 +89,7 @@ class Study:
         self._untold: set[int] = set()
         self._folder = study_folder(storage.url, experiment.name)
         self.proposer = Proposer(experiment, self._folder)
+        self._news: list[Entry] = []
         for entry in self._ledger.entries():
             self._mirror(entry)
         self.copied = sum(entry.generation != generation for entry in self._ledger.entries())
@@ -173,17 +174,28 @@ class Study:
         """Trials of this driver that ended, of which the tracking store may not know."""
         return [entry for entry in self._ledger.unfinished() if entry.result is not None and self._owns(entry)]
 
-    def refresh(self) -> list[Entry]:
-        """Mirror what other drivers have stored since; the trials that changed."""
+    def refresh(self) -> None:
+        """Mirror what other drivers have stored since."""
         changed = self._ledger.refresh(self.crew.me)
         for entry in changed:
             self._mirror(entry)
-        return changed
+        self._news += changed
+
+    def news(self) -> list[Entry]:
+        """The trials of other drivers that changed since this was last asked, as far as they are mirrored."""
+        told, self._news = self._news, []
+        return told
+
+    @contextmanager
+    def up_to_date(self) -> Iterator[None]:
+        """Alone among all drivers, with everything mirrored that they have stored."""
+        with self.crew.turn():
+            self.refresh()
+            yield
 
     def adopt(self) -> list[Entry]:
         """Take over the trials whose driver is gone: those that run, and those whose end was not shown."""
-        with self.crew.turn():
-            self.refresh()
+        with self.up_to_date():
             living = self.crew.others()
             free = [entry for entry in self._ledger.unfinished() if entry.owner not in (*living, self.crew.me)]
             for entry in free:
@@ -208,8 +220,7 @@ class Study:
 
         `most` bounds the trials of this generation over all drivers.
         """
-        with self.crew.turn():
-            self.refresh()
+        with self.up_to_date():
             if len(self._ledger) - self.copied >= most:
                 self.ended = f"all {most:g} trials were run"
                 return None
@@ -238,6 +249,14 @@ class Study:
         """
         if not self._pruner.wants(number, reading.tokens):
             return self.holds(number)
+        if self.population is None:
+            return self._decide(number, reading, curve)
+        # Whom a trial copies depends on what the trials of all drivers have read.
+        with self.up_to_date():
+            return self._decide(number, reading, curve)
+
+    def _decide(self, number: int, reading: Reading, curve: Sequence[Reading]) -> bool:
+        """Store a reading that is wanted, and what follows from it."""
         donor = self._pruner.donor(number, reading.tokens, reading.loss)
         if donor is not None and self.population is not None:
             if not self.holds(number):
