@@ -1,17 +1,17 @@
 """Searches whose trials copy each other: what they come to, on both engines, through kills, and trained again."""
 
 import errno
-import os
 import signal
-import subprocess
-import sys
-import time
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from drivers import Driver
 from populations import RATE, TEXT
+from processes import wait_for
 from studied import experiment, uri
-from test_kill import stored
+from test_kill import kept_in, stored
 from tracked import store_uri
 
 from runners.cli import main
@@ -25,7 +25,6 @@ from runners.tracking import Tracker
 from search_space.places import locate
 from search_space.records import Artifact, Metric, Status, Tag
 
-HERE = Path(__file__).parent
 BYTES = TEXT.replace(
     "{mqar: {seq_len: 32, pairs: 4, vocabulary: 32, examples: 64, held_out: 16}}",
     "{python_source: {seq_len: 32, max_bytes: 65536}}",
@@ -33,21 +32,14 @@ BYTES = TEXT.replace(
 EARLY = ("search.population=8", "search.pruner={pbt: {interval_tokens: 1024}}", "budget.eval_every=1024")
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
+def driver(folder: Path, *overrides: str) -> Driver:
     folder.mkdir(exist_ok=True)
-    (folder / "bred.yaml").write_text(TEXT)
-    return [sys.executable, str(HERE / "drive.py"), str(folder), str(folder / "bred.yaml"), *overrides]
-
-
-def kept_in(folder: Path) -> dict[str, str]:
-    """The environment of a driver whose store lies in the folder."""
-    return {**os.environ, "ASSAY_STORE": store_uri(folder)}
+    return Driver(folder, *overrides, given=kept_in(folder), text=TEXT)
 
 
 def driven(folder: Path, *overrides: str) -> None:
     """Run the search, or go on with it, to its end."""
-    asked = command(folder, *overrides)
-    subprocess.run(asked, env=kept_in(folder), check=True, capture_output=True)
+    driver(folder, *overrides).finish()
 
 
 def entries(folder: Path, *overrides: str) -> list[Entry]:
@@ -72,8 +64,8 @@ def test_kills_change_no_lineage_and_a_replay_trains_the_whole_way(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     driven(whole)
-    for trials in (4, 6):
-        killed_after(broken, trials)
+    for readings in (7, 14):
+        killed_after(broken, readings)
     driven(broken)
     assert lineage(broken) == lineage(whole)
 
@@ -99,17 +91,19 @@ def test_kills_change_no_lineage_and_a_replay_trains_the_whole_way(
     assert f"  mutation {mutations_of(changed[0])[0].line}" in capsys.readouterr().out
 
 
-def killed_after(folder: Path, trials: int) -> None:
-    """Kill the driver when so many trials are stored."""
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command(folder), env=kept_in(folder), stderr=quiet, stdout=quiet) as driver:
-        end = time.monotonic() + 120
-        while stored(folder) < trials and driver.poll() is None:
-            assert time.monotonic() < end, "the driver makes no progress"
-            time.sleep(0.02)
-        time.sleep(0.3)
-        os.kill(driver.pid, signal.SIGKILL)
-        assert driver.wait() == -signal.SIGKILL
+def killed_after(folder: Path, readings: int) -> None:
+    """Kill the driver when so many readings are stored."""
+    victim = driver(folder)
+    wait_for("progress of the driver", lambda: read(folder) >= readings or victim.ended)
+    assert victim.kill() == -signal.SIGKILL, victim.err
+
+
+def read(folder: Path) -> int:
+    """How many readings the study holds."""
+    if not stored(folder):
+        return 0
+    with closing(sqlite3.connect(folder / "study.db", timeout=30)) as connection:
+        return int(connection.execute("SELECT count(*) FROM trial_intermediate_values").fetchone()[0])
 
 
 @pytest.mark.slow
@@ -138,18 +132,20 @@ def searched(folder: Path, *overrides: str) -> list[Entry]:
 
 @pytest.mark.slow
 def test_a_state_that_cannot_be_handed_over_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("search.trials=4",)
+    asked, refused = ("search.trials=4",), []
+
+    def disk_is_full(*where: object) -> None:
+        refused.append(where)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     for folder in (tmp_path / "whole", tmp_path / "full"):
         folder.mkdir()
         made = experiment(*asked, text=TEXT)
         run_search(made, tracker=Tracker(store_uri(folder)), study_uri=uri(folder))
         monkeypatch.setattr("runners.heirlooms.put", disk_is_full)
+    assert refused
     assert lineage(tmp_path / "full", *asked) == lineage(tmp_path / "whole", *asked)
     assert any(entry.mutations for entry in entries(tmp_path / "full", *asked))
-
-
-def disk_is_full(*where: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.fault
