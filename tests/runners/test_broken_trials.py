@@ -63,11 +63,12 @@ def shown(folder: Path, number: int, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("engine", ["local", "ray"])
 def test_seven_broken_trials_of_twenty_one_are_told_apart_and_fourteen_complete(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     mixers = f"{SOUND}    misbehaving: {{way: [{', '.join(WAYS)}]}}\n"
-    drive(tmp_path, text_of(mixers, max_seconds=12), "search.trials=21", "engine.jobs=2")
+    drive(tmp_path, text_of(mixers, max_seconds=12), "search.trials=21", "engine.jobs=2", f"engine.kind={engine}")
     found = {run.data.params.get("model.mixer.misbehaving.way", run.info.run_id): run for run in runs(tmp_path)}
     assert len(found) == 21
     for way, (status, reason, state) in WAYS.items():
