@@ -1,5 +1,6 @@
 """Workers run side by side, and drivers that share a study propose nothing twice."""
 
+import os
 import subprocess
 import sys
 import time
@@ -8,7 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy
+from drivers import Driver
+from gated_trials import ALL, allow
 from made_up import FOLDER, TRIALS, environment
+from processes import wait_for
 from servers import postgres
 from studied import experiment, uri
 from tracked import store_uri
@@ -21,10 +26,10 @@ from runners.tasks import task_from_plain
 from runners.tracking import Tracker
 from runners.warm import FINGERPRINT
 from search_space.canon import canonical_json
+from search_space.places import driver_uri
 
-HERE = Path(__file__).parent
 SHARED = 60
-JOINED = (f"search.trials={SHARED}", "engine.jobs=8", "search.seed=7")
+JOINED = (f"search.trials={SHARED}", "engine.jobs=8", "search.seed=7", "budget.max_seconds=3600")
 
 
 class Clock(Progress):
@@ -62,14 +67,6 @@ def database(folder: Path) -> Iterator[str]:
         yield server
 
 
-def driver(folder: Path, study: str, *more: str) -> "subprocess.Popen[str]":
-    file = folder / "small.yaml"
-    file.write_text(experiment().text)
-    words = [sys.executable, str(HERE / "drive.py"), str(folder), str(file), *JOINED, *more]
-    given = environment(seconds=1.0, ASSAY_STUDY=study)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given, cwd=folder)
-
-
 @pytest.mark.fault
 @pytest.mark.parametrize("place", [sqlite, pytest.param(database, marks=pytest.mark.postgres)])
 def test_two_drivers_of_eight_workers_with_one_seed_propose_nothing_twice(
@@ -77,10 +74,14 @@ def test_two_drivers_of_eight_workers_with_one_seed_propose_nothing_twice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with place(tmp_path) as study_uri:
+        allow(gate := tmp_path / "gate", 0)
+        given = environment(seconds=0.5, gate=gate, ASSAY_STUDY=study_uri)
         # At once, so that both find no study yet.
-        for each in [driver(tmp_path, study_uri), driver(tmp_path, study_uri, "--join")]:
-            _, err = each.communicate(timeout=180)
-            assert each.returncode == 0, err
+        drivers = [Driver(tmp_path, *JOINED, *more, given=given) for more in ((), ("--join",))]
+        wait_for("a trial in every worker", lambda: _begun(study_uri) == 16 or any(each.ended for each in drivers))
+        allow(gate, ALL)
+        for each in drivers:
+            each.finish()
         with Study.open(study_uri, experiment(*JOINED)) as study:
             study.bind(task_from_plain(study.experiment.task).shape(), study.noted(FINGERPRINT, ""))
             entries = study.trials()
@@ -92,11 +93,20 @@ def test_two_drivers_of_eight_workers_with_one_seed_propose_nothing_twice(
     assert [each for each in found if not each.holds or each.why or not each.drawn] == []
 
 
+def _begun(study_uri: str) -> int:
+    """How many trials are stored; 0 while there is no study."""
+    engine = sqlalchemy.create_engine(driver_uri(study_uri), poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        if not sqlalchemy.inspect(connection).has_table("trials"):
+            return 0
+        return int(connection.execute(sqlalchemy.text("SELECT count(*) FROM trials")).scalar_one())
+
+
 OPENS = """
-import sys, time
+import sys
 from runners.ledger import open_storage
-while time.time() < float(sys.argv[2]):
-    pass
+print("ready", flush=True)
+sys.stdin.read()
 open_storage(sys.argv[1])
 """
 
@@ -106,9 +116,17 @@ open_storage(sys.argv[1])
 def test_processes_that_open_a_new_study_at_once_all_get_it(
     tmp_path: Path, place: Callable[[Path], AbstractContextManager[str]]
 ) -> None:
+    held, starts = os.pipe()  # Its end is what all of them wait for.
     with place(tmp_path) as study_uri:
-        moment = time.time() + 15
-        words = [sys.executable, "-c", OPENS, study_uri, str(moment)]
-        opening = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(6)]
-        told = [each.communicate(timeout=120)[1] for each in opening]
+        words = [sys.executable, "-c", OPENS, study_uri]
+        opening = [
+            subprocess.Popen(words, stdin=held, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(6)
+        ]
+        os.close(held)
+        for each in opening:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+        os.close(starts)
+        told = [each.communicate()[1] for each in opening]
     assert [each.returncode for each in opening] == [0] * 6, told
