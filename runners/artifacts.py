@@ -49,20 +49,28 @@ class ArtifactWriter:
         if self._folder is None:
             self._upload(path, file)
             return
+        self._place(path, lambda partial: shutil.copyfile(file, partial))
+
+    def _place(self, path: str, fill: Callable[[Path], object]) -> None:
+        """Fill a file of the local folder, under another name until it is whole."""
+        assert self._folder is not None, "only a server can write there"
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        shutil.copyfile(file, partial)
+        fill(partial)
         partial.replace(target)
 
     def put_text(self, path: str, text: str, *, keep: bool = False) -> None:
         """Store a text under a path; with `keep`, one that is there already stays."""
         if keep and self.read(path) is not None:
             return
+        if self._folder is not None:
+            self._place(path, lambda partial: partial.write_text(text))
+            return
         with tempfile.TemporaryDirectory(prefix="assay-put-") as folder:
             file = Path(folder) / Path(path).name
             file.write_text(text)
-            self.put(path, file)
+            self._upload(path, file)
 
     def _upload(self, path: str, file: Path) -> None:
         folder, name = str(Path(path).parent), Path(path).name

@@ -1,7 +1,9 @@
 """What a sampler is shown: a bounded, reproducible choice of the trials so far, in plain words."""
 
 import heapq
+import itertools
 from abc import abstractmethod
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,21 +97,43 @@ def crowding(front: NDArray[np.float64]) -> NDArray[np.float64]:
     return distance
 
 
-def select(trials: Sequence[Told], most: int = MOST_SEEN) -> list[Told]:
-    """At most so many trials: a fifth the best finished ones and, for the rest, the latest. Sorted by number."""
+def select(trials: Sequence[Told], best: Sequence[Told] | None = None, most: int = MOST_SEEN) -> list[Told]:
+    """At most so many of the trials, which are sorted by number: a fifth the best finished ones, the rest the latest.
+
+    `best` are those of one objective, where `rank` has kept them; the cost is then the same however many trials there
+    are. Sorted by number.
+    """
     if len(trials) <= most:
-        return sorted(trials, key=lambda told: told.number)
-    finished = [told for told in trials if told.fate is Fate.OK]
-    if finished and len(finished[0].values) > 1:
-        best = [told for front in fronts(finished[-4 * most :]) for told in front][: most // _BEST_SHARE]
+        return list(trials)
+    share = most // _BEST_SHARE
+    finished = (told for told in reversed(trials) if told.fate is Fate.OK)
+    latest = next(finished, None)
+    if latest is None:
+        top: Sequence[Told] = ()
+    elif len(latest.values) > 1:
+        seen = [latest, *itertools.islice(finished, 4 * most - 1)]
+        top = [told for front in fronts(seen) for told in front][:share]
+    elif best is None:
+        top = heapq.nsmallest(share, [latest, *finished], key=_rank)
     else:
-        best = heapq.nsmallest(most // _BEST_SHARE, finished, key=lambda told: (told.values, told.number))
-    kept = {told.number: told for told in best}
+        top = best[:share]
+    kept = {told.number: told for told in top}
     for told in reversed(trials):
         if len(kept) >= most:
             break
         kept.setdefault(told.number, told)
     return [kept[number] for number in sorted(kept)]
+
+
+def rank(best: list[Told], told: Told) -> None:
+    """Take a trial among the best finished ones, as `select` wants them."""
+    if told.fate is Fate.OK:
+        insort(best, told, key=_rank)
+        del best[MOST_SEEN // _BEST_SHARE :]
+
+
+def _rank(told: Told) -> tuple[tuple[float, ...], int]:
+    return told.values, told.number
 
 
 def shown(trials: Sequence[Told]) -> dict[str, str]:

@@ -76,9 +76,14 @@ class Proposer:
         """The trial's point was tried."""
         self._finder.know(entry.point, entry.spec.candidate)
 
-    def find(self, number: int, own: Sequence[Told]) -> tuple[Found | None, dict[str, Any]]:
-        """The point of trial `number` after what was told of the search's trials, and the record of its choice."""
-        chosen = select(own)
+    def find(
+        self, number: int, own: Sequence[Told], best: Sequence[Told] | None = None
+    ) -> tuple[Found | None, dict[str, Any]]:
+        """The point of trial `number` after what was told of the search's trials, and the record of its choice.
+
+        `own` is sorted by number; `best` are the best of them, as `select` takes them.
+        """
+        chosen = select(own, best)
         earlier = self.earlier.before(chosen, always=self._sampler.sees_all)
         seen = [*earlier, *(own if self._sampler.sees_all else chosen)]
         veto = no_veto if self._sampler.ends else self._foresight.veto(number, [*earlier, *chosen])

@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from statistics import median
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -76,6 +76,8 @@ class Asha(AbstractPruner):
         self._factor = factor
         self._rungs = rungs(grace_tokens, factor, budget_tokens)
         self._values: dict[int, dict[int, tuple[float, ...]]] = {rung: {} for rung in self._rungs}
+        self._order: dict[int, list[float]] = {rung: [] for rung in self._rungs}
+        """Losses at each rung from the best on, so that a decision costs no look at them all."""
         self._reached: dict[int, dict[int, int]] = {}
 
     def wants(self, number: int, tokens: int) -> bool:
@@ -84,7 +86,7 @@ class Asha(AbstractPruner):
     def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
         rung = self._rung(number, tokens)
         if rung:
-            self._values[rung][number] = (loss, *others) if math.isfinite(loss) else _WORST
+            self._put(rung, number, (loss, *others) if math.isfinite(loss) else _WORST)
             self._reached.setdefault(number, {})[rung] = tokens
 
     def goes_on(self, number: int, tokens: int) -> bool:
@@ -97,12 +99,17 @@ class Asha(AbstractPruner):
             return False
         if len(values[number]) > 1:
             return _among_best(number, values, self._factor)
-        return values[number][0] <= sorted(loss for loss, *_ in values.values())[kept - 1]
+        return values[number][0] <= self._order[rung][kept - 1]
 
     def end(self, number: int, tokens: int) -> None:
         for rung in self._rungs:
-            if rung > tokens:
-                self._values[rung].setdefault(number, _WORST)
+            if rung > tokens and number not in self._values[rung]:
+                self._put(rung, number, _WORST)
+
+    def _put(self, rung: int, number: int, values: tuple[float, ...]) -> None:
+        before = self._values[rung].get(number)
+        _move(self._order[rung], None if before is None else before[0], values[0])
+        self._values[rung][number] = values
 
     def _rung(self, number: int, tokens: int) -> int:
         """The highest rung that this reading is the first to reach; 0 when there is none."""
@@ -119,6 +126,13 @@ def rungs(grace_tokens: int, factor: int, budget_tokens: int) -> list[int]:
     while found[-1] * factor < budget_tokens:
         found.append(found[-1] * factor)
     return [rung for rung in found if rung < budget_tokens]
+
+
+def _move(order: list[float], before: float | None, now: float) -> None:
+    """Put a loss into its place in the order, instead of the one before where there was one."""
+    if before is not None:
+        del order[bisect_left(order, before)]
+    insort(order, now)
 
 
 def _among_best(number: int, values: Mapping[int, tuple[float, ...]], factor: int) -> bool:
@@ -192,30 +206,42 @@ class Median(AbstractPruner):
         self._grace = grace_tokens
         self._budget = budget_tokens
         self._losses: dict[int, dict[int, float]] = {}
+        self._order: dict[int, list[float]] = {}
+        """Losses by tokens from the best on, so that a decision costs no look at them all."""
         self._broken: dict[int, int] = {}
 
     def wants(self, number: int, tokens: int) -> bool:
         return tokens < self._budget
 
     def observe(self, number: int, tokens: int, loss: float, *others: float) -> None:
-        self._losses.setdefault(tokens, {})[number] = loss if math.isfinite(loss) else math.inf
+        held, known = loss if math.isfinite(loss) else math.inf, self._losses.setdefault(tokens, {})
+        _move(self._order.setdefault(tokens, []), known.get(number), held)
+        known[number] = held
 
     def goes_on(self, number: int, tokens: int) -> bool:
         if tokens < self._grace or tokens >= self._budget:
             return True
-        others = [loss for other, loss in self._losses.get(tokens, {}).items() if other != number]
-        others += [
-            math.inf
-            for other, end in self._broken.items()
-            if other != number and end < tokens and other not in self._losses.get(tokens, {})
-        ]
-        if len(others) < _MEDIAN_OF_AT_LEAST:
+        known, order = self._losses.get(tokens, {}), self._order.get(tokens, [])
+        broken = sum(other != number and end < tokens and other not in known for other, end in self._broken.items())
+        if len(order) - (number in known) + broken < _MEDIAN_OF_AT_LEAST:
             return True
         best = min(losses[number] for at, losses in self._losses.items() if at <= tokens and number in losses)
-        return best <= median(others)
+        return best <= _median_of_others(order, known.get(number), broken)
 
     def end(self, number: int, tokens: int) -> None:
         self._broken[number] = tokens
+
+
+def _median_of_others(order: Sequence[float], own: float | None, broken: int) -> float:
+    """The median of the losses but for the own one, with so many more beyond all of them."""
+    left_out = len(order) if own is None else bisect_left(order, own)
+    count = len(order) - (own is not None) + broken
+
+    def at(place: int) -> float:
+        held = place if place < left_out else place + 1
+        return order[held] if held < len(order) else math.inf
+
+    return at(count // 2) if count % 2 else (at(count // 2 - 1) + at(count // 2)) / 2
 
 
 def observe_all(

@@ -23,7 +23,7 @@ from runners.candidate import Resolved
 from runners.crew import Crew
 from runners.generations import StudyMismatch, generation_of, study_name
 from runners.guard import Guard
-from runners.history import Fate, Told
+from runners.history import Fate, Told, rank
 from runners.ledger import SQLITE, Entry, Ledger, open_storage
 from runners.locks import StudyBusy, lock_joined, lock_study, turns_of
 from runners.mutations import mutated
@@ -33,14 +33,15 @@ from runners.pruners import make_pruner
 from runners.pruning import observe_all
 from runners.samplers import make_sampler
 from runners.telling import (
+    as_told,
+    completed,
     directions,
-    live_domains,
     objective_values,
     others_at,
     speed_of,
-    told_of,
 )
 from runners.warm import FINGERPRINT, take_over
+from search_space.domains import Scalar
 from search_space.errors import UserError
 from search_space.places import file_name
 from search_space.records import Reading, TrialResult, TrialSpec
@@ -86,7 +87,12 @@ class Study:
         self._pruner = make_pruner(experiment)
         self._searched = searched(experiment.space)
         self._told: list[Told] = []
+        self._best: list[Told] = []
+        """The best of them, as far as a sampler is shown them."""
         self._untold: set[int] = set()
+        self._ends_told: set[int] = set()
+        self._points: dict[int, dict[str, Scalar] | None] = {}
+        """Of trials whose end was not told: the point in the space that is searched now, None where it is not in it."""
         self._folder = study_folder(storage.url, experiment.name)
         self.proposer = Proposer(experiment, self._folder)
         self._news: list[Entry] = []
@@ -212,7 +218,8 @@ class Study:
     def _mirror(self, entry: Entry) -> None:
         """Know the point as tried, and show the pruner what is stored of the trial."""
         self._observe(entry)
-        self._untold.add(entry.number)
+        if entry.number not in self._ends_told:
+            self._untold.add(entry.number)
         self.proposer.know(entry)
 
     def propose(self, most: float = math.inf) -> Proposed | None:
@@ -230,7 +237,7 @@ class Study:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
             return self._store_baseline()
-        found, marks = self.proposer.find(number, self.told())
+        found, marks = self.proposer.find(number, self.told(), self._best)
         if found is None:
             self.ended = self.proposer.ended
             return None
@@ -319,14 +326,26 @@ class Study:
         """Every trial as a sampler sees it, by number; those outside the space that is searched now are left out."""
         running = []
         for number in sorted(self._untold):
-            told = told_of(self._ledger[number], self.experiment, self.generation)
+            told = self._as_told(self._ledger[number])
             if told is not None and told.fate is Fate.RUNNING:
                 running.append(told)
                 continue
             self._untold.remove(number)
+            self._ends_told.add(number)
+            del self._points[number]
             if told is not None:
                 insort(self._told, told, key=attrgetter("number"))
-        return sorted([*self._told, *running], key=attrgetter("number"))
+                rank(self._best, told)
+        everything = list(self._told)
+        for told in running:
+            insort(everything, told, key=attrgetter("number"))
+        return everything
+
+    def _as_told(self, entry: Entry) -> Told | None:
+        if entry.number not in self._points:
+            self._points[entry.number] = completed(self.experiment.space, entry.point)
+        point = self._points[entry.number]
+        return None if point is None else as_told(entry, point, self.experiment.objectives, self.generation)
 
     def _store_baseline(self) -> Proposed:
         try:
@@ -346,7 +365,9 @@ class Study:
             marks={**marks, **self._pruner.marks(len(self._ledger)), **self.proposer.stopwatch.marks(spec)},
             owner=self.crew.me,
         )
-        self._ledger.add(entry, live_domains(self.experiment.space, self._searched, resolved.flat))
+        inside = self._points[entry.number] = completed(self.experiment.space, resolved.flat)
+        live = {path: domain for path, domain in self._searched.items() if path in resolved.flat}
+        self._ledger.add(entry, {} if inside is None else live)
         self._untold.add(entry.number)
         self.proposer.know(entry)
         return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)

@@ -143,7 +143,7 @@ def _trials(name: str, storage: RDBStorage, experiment: "Experiment", fingerprin
     )
     told = [(entry, as_told(entry, entry.point, experiment.objectives, 0)) for entry in ledger.entries()]
     most = max(1, MOST_TAKEN // len(experiment.search.warm_start))
-    chosen = {each.number for each in select([each for _, each in told if each.fate is not Fate.RUNNING], most)}
+    chosen = {each.number for each in select([each for _, each in told if each.fate is not Fate.RUNNING], most=most)}
     if source is not storage:
         source.engine.dispose()
     return [_noted(name, entry, each, same) for entry, each in told if entry.number in chosen]

@@ -14,13 +14,14 @@ from drivers import Driver
 from gated_trials import ALL, allow
 from made_up import environment
 from processes import wait_for
-from studied import curve, experiment, ok, opened, uri
+from studied import SHAPE, curve, experiment, ok, opened, uri
 from test_kill import stored
 from tracked import store_uri
 
 from runners import crew
 from runners.crew import Crew, FileTurns
 from runners.driver import _start
+from runners.history import Fate
 from runners.owners import is_driven
 from runners.progress import Progress
 from runners.quota import Quota
@@ -213,3 +214,20 @@ def test_crew_notes_that_it_left(tmp_path: Path) -> None:
         other = Crew(study._ledger, FileTurns(tmp_path / "turn.lock"))
         other.leave()
         assert study.noted(f"assay.driver/{me}", None) == 0.0
+
+
+def test_a_trial_that_another_driver_ended_and_closed_is_told_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as study, Study.open(uri(tmp_path), study.experiment, join=True) as joined:
+        joined.bind(SHAPE, "made up")
+        joined.crew.me = "elsewhere:1:1"
+        proposed = joined.propose()
+        assert proposed is not None
+        study.refresh()
+        assert [told.fate for told in study.told()] == [Fate.RUNNING]
+        joined.record(proposed.number, ok(1.0))
+        study.refresh()
+        assert [told.fate for told in study.told()] == [Fate.OK]
+        joined.settle(proposed.number)
+        study.refresh()
+        assert study.trials()[0].settled
+        assert [told.number for told in study.told()] == [0]

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import random
+from statistics import median
 
 import pytest
 from studied import curve, experiment
@@ -169,3 +171,23 @@ def test_a_bracket_halves_on_its_own() -> None:
     assert not report(pruner, by_bracket[1][1], 200, 9.5)
     assert pruner.goes_on(by_bracket[3][0], 200)
     assert pruner.marks(by_bracket[1][0]) == {"bracket": 1}
+
+
+@pytest.mark.parametrize("make", [asha, lambda: Median(grace_tokens=100, budget_tokens=800)])
+def test_decisions_are_those_of_a_look_at_all_losses(make: type) -> None:
+    dice, pruner = random.Random(1), make()
+    losses: dict[int, float] = {}
+    for step in range(400):
+        number = dice.randrange(300)
+        if dice.random() < 0.1 and number not in losses:
+            pruner.end(number, 50)
+            losses[number] = math.inf
+            continue
+        losses[number] = dice.choice([math.inf, 1.0, dice.random()])
+        decided = report(pruner, number, 100, losses[number])
+        others = [loss for other, loss in losses.items() if other != number]
+        if make is asha:
+            kept = sorted(losses.values())[max(1, len(losses) // 2) - 1]
+            assert decided is (math.isfinite(losses[number]) and losses[number] <= kept), step
+        else:
+            assert decided is (len(others) < 4 or losses[number] <= median(others)), step

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -10,7 +11,7 @@ import pytest
 from studied import FINITE, experiment, made_up, opened
 
 from runners.evolution import CmaesSampler, Nsga2Sampler, survivors
-from runners.history import MOST_SEEN, AbstractSampler, Fate, Told, as_ranges, from_ranges, fronts, select
+from runners.history import MOST_SEEN, AbstractSampler, Fate, Told, as_ranges, from_ranges, fronts, rank, select
 from runners.samplers import make_sampler
 from search_space.domains import FloatRange, IntRange, Scalar
 from search_space.errors import UserError
@@ -240,3 +241,19 @@ def test_cmaes_learns_beside_a_baseline_outside_the_space(tmp_path: Path) -> Non
             study.tell(proposed.number, made_up(proposed))
         misses = [distance_of_rate(dict(entry.point)) for entry in study.trials()]
     assert mean(misses[-10:]) < 0.5 * mean(misses[1:13])
+
+
+@pytest.mark.parametrize("objectives", [1, 2])
+def test_the_best_trials_kept_in_order_give_the_selection_that_a_look_at_all_of_them_gives(objectives: int) -> None:
+    dice = random.Random(0)
+    ends: list[Told] = []
+    best: list[Told] = []
+    for number in range(4 * MOST_SEEN):
+        fate = dice.choice([Fate.OK, Fate.OK, Fate.PRUNED, Fate.BROKEN])
+        end = told(number, {}, *(dice.choice([0.5, dice.random()]) for _ in range(objectives)), fate=fate)
+        ends.append(end)
+        rank(best, end)
+        if number % 97 == 0:
+            running = [told(number + 1 + more, {}, fate=Fate.RUNNING) for more in range(3)]
+            assert select([*ends, *running], best) == select([*ends, *running])
+    assert len(best) < MOST_SEEN
