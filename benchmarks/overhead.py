@@ -1,196 +1,114 @@
-"""What the platform itself costs a trial: a search of trials that do nothing, with the real study and tracking store.
+"""What the platform itself costs a trial: searches of trials that do nothing, with the real study and tracking store.
 
-    python benchmarks/overhead.py [--trials 5000] [--study postgresql://...] [--tracking-uri postgresql://...]
+    python benchmarks/overhead.py [--trials 5000] [--on sqlite postgresql long] [--beside FOLDER] [--set PATH=VALUE]
 
-Prints milliseconds a trial over the first and the last tenth of the search: all, the sampler's own share (choosing
-what it sees, drawing, vetoing), and the rest, which is the platform. The end, when the store has shown everything, is
-part of the whole. The space holds 64 models; measuring a model that was not seen before is a cost of its own, stated
-apart.
+One search on SQLite; one on PostgreSQL, study and store both (a server of its own, where it is installed); and one of
+a few trials that sleep for ten seconds in a worker. Says of each figure that was asked for whether it is met, and exits
+with 1 when one is not. `--beside` measures another checkout in turn, for a comparison on a busy machine.
+
+Times are milliseconds a trial, of the clock and of the processors: those of the driver with all its threads, and those
+of the database server. The sampler's share is choosing what it sees, drawing and vetoing. The platform's is all else
+from the start of the search to its end, when the store has shown everything. Over the first and the last tenth, neither
+start and end nor models that are measured for the first time count (64 in this space); the cost of one is stated apart.
 """
 
 import argparse
 import json
 import os
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import runners.search
-from blocks import cost as costs
-from runners.candidate import full_space
-from runners.engine import AbstractEngine, AbstractSource, Interrupts
-from runners.finding import Finder
-from runners.progress import Progress
-from runners.proposing import Proposer
-from runners.tasks import TASKS
-from runners.tracking import Tracker
-from search_space.canon import seed_from
-from search_space.experiment import Experiment, read
-from search_space.records import Reading, Status, TrialResult
+from postgres_server import Server, postgres
 
-EXPERIMENT = """
-name: nothing
-description: Trials that do nothing
-task: {mqar: {seq_len: 32, pairs: 4, vocabulary: 32, examples: 64, held_out: 16}}
-budget: {tokens: 1024, batch_tokens: 128, eval_tokens: 128, eval_every: 256}
-model:
-  d_model: [16, 32]
-  layers: [1, 2]
-  mixer:
-    softmax: {kv_heads: 1, queries_per_kv: [1, 2], head_dim: 8, qk_norm: none}
-    sliding_window: {kv_heads: 1, queries_per_kv: 1, head_dim: 8, window: [8, 16], qk_norm: none}
-  position: [none, rotary]
-  ffn: {gelu: {expansion: 2.0}, swiglu: {expansion: 2.0}}
-  tied: true
-  norm: rmsnorm
-  placement: pre
-  init: scaled_normal
-optimizer:
-  adamw:
-    learning_rate: {low: 1e-4, high: 1e-1, log: true}
-    weight_decay: {low: 1e-3, high: 1.0, log: true}
-search: {sampler: tpe, pruner: {asha: {grace_tokens: 256, factor: 2}}}
-engine: {device: cpu}
-"""
+HERE = Path(__file__).resolve().parent
+PLATFORM_MS = {"sqlite": 30.0, "postgresql": 20.0}
+FLAT = 1.3
+SHARE = 0.02
+LONG_TRIALS = 6
 
 
-class Clock:
-    """Seconds spent in the sampler, and when each trial ended."""
-
-    def __init__(self) -> None:
-        self.sampler = 0.0
-        self.measured, self.models = 0.0, 0
-        self.ends: list[tuple[float, float]] = []
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Measure every proposal: the whole search for a point less what judging points took."""
-        find, judge, cost = Proposer.find, Finder._judge, costs.measure
-        judged = 0.0
-
-        def timed_cost(*arguments: Any) -> Any:
-            since = time.perf_counter()
-            found = cost(*arguments)
-            self.measured += time.perf_counter() - since
-            self.models += 1
-            return found
-
-        def timed_judge(self: Finder, point: Any) -> Any:
-            nonlocal judged
-            since = time.perf_counter()
-            found = judge(self, point)
-            judged += time.perf_counter() - since
-            return found
-
-        def timed_find(proposer: Proposer, *arguments: Any) -> Any:
-            nonlocal judged
-            since, judged = time.perf_counter(), 0.0
-            found = find(proposer, *arguments)
-            self.sampler += time.perf_counter() - since - judged
-            return found
-
-        Proposer.find, Finder._judge = timed_find, timed_judge  # type: ignore[method-assign]
-        costs.measure = timed_cost
-        try:
-            yield
-        finally:
-            Proposer.find, Finder._judge = find, judge  # type: ignore[method-assign]
-            costs.measure = cost
-
-
-class NothingEngine(AbstractEngine):
-    """Ends every trial as soon as it is started, one at a time."""
-
-    def __init__(self, clock: Clock, trial: Callable[[int], TrialResult]) -> None:
-        self._clock = clock
-        self._trial = trial
-
-    def drive(self, source: AbstractSource, interrupts: Interrupts) -> bool:
-        while not interrupts.asked and (job := source.next()) is not None:
-            result = self._trial(job.key)
-            for reading in result.curve:
-                source.report(job.key, reading)
-                source.follow(job.key, reading)
-            source.finish(job.key, result)
-            source.tick()
-            self._clock.ends.append((time.perf_counter(), self._clock.sampler))
-        return not interrupts.asked
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-def made_up(number: int) -> TrialResult:
-    """A result with four readings, as a real trial of this budget has."""
-    loss = 2.0 + seed_from("loss", number) % 1000 / 1000
-    curve = tuple(
-        Reading(tokens=tokens, loss=loss + (1024 - tokens) / 1024, train_loss=1.0, seconds=tokens / 1e5)
-        for tokens in range(256, 1025, 256)
+def measured(checkout: Path, kind: str, trials: int, server: Server | None, given: Sequence[str]) -> dict[str, float]:
+    """The figures of one search, run by a checkout in a process of its own."""
+    uris = [f"{server.uri}/study{os.getpid()}", f"{server.uri}/store{os.getpid()}"] if server else ["", ""]
+    if server:
+        server.recreate(*(uri.rpartition("/")[2] for uri in uris))
+    before = server.cpu_seconds() if server else 0.0
+    path = os.pathsep.join([str(checkout), str(HERE)])
+    done = subprocess.run(
+        [sys.executable, str(HERE / "no_op_search.py"), kind, str(trials), *uris, *given],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        check=True,
     )
-    metrics = {"loss": loss, "tokens_per_second": 1.0, "seconds": 0.01}
-    return TrialResult(status=Status.OK, metrics=metrics, curve=curve, tokens=1024, seconds=0.01)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "server_cpu": 1e3 * (server.cpu_seconds() - before) / trials} if server else found
 
 
-def measure(experiment: Experiment, study: str, tracking: str) -> dict[str, float]:
-    """Milliseconds a trial, by part of the search and by who spent them."""
-    clock = Clock()
-    open_engine = runners.search.open_engine
-    runners.search.open_engine = lambda *_, **__: NothingEngine(clock, made_up)  # type: ignore[assignment]
-    began = time.perf_counter()
-    try:
-        with clock.installed(), open(os.devnull, "w") as nowhere:
-            outcome = runners.search.run_search(
-                experiment, tracker=Tracker(tracking), study_uri=study, progress=Progress(nowhere)
-            )
-    finally:
-        runners.search.open_engine = open_engine
-    whole = time.perf_counter() - began
-    count = len(clock.ends)
-    part = max(count // 10, 1)
-    assert outcome.unshown == 0, "the tracking store lacks trials"
-
-    def milliseconds(first: int, last: int) -> tuple[float, float]:
-        seconds = clock.ends[last][0] - clock.ends[first][0]
-        sampler = clock.ends[last][1] - clock.ends[first][1]
-        return 1e3 * seconds / (last - first), 1e3 * sampler / (last - first)
-
-    first, last = milliseconds(0, part), milliseconds(count - part - 1, count - 1)
-    return {
-        "trials": count,
-        "new_model_ms": 1e3 * clock.measured / max(clock.models, 1),
-        "whole_ms": 1e3 * whole / count,
-        "sampler_ms": 1e3 * clock.sampler / count,
-        "platform_ms": 1e3 * (whole - clock.sampler) / count,
-        "platform_first_ms": first[0] - first[1],
-        "platform_last_ms": last[0] - last[1],
-        "sampler_first_ms": first[1],
-        "sampler_last_ms": last[1],
-    }
+def told(name: str, found: dict[str, float]) -> None:
+    """Print the figures of a search that does nothing."""
+    print(f"{name}: {found['trials']:.0f} trials, ms a trial     all  first tenth  last tenth")
+    for who in ("platform", "sampler"):
+        for of, words in (("wall", "clock"), ("cpu", "driver's processor time")):
+            part = [found[f"{who}_{when}{of}"] for when in ("", "first_", "last_")]
+            print(f"  {who:8} {words:24} {part[0]:11.2f} {part[1]:12.2f} {part[2]:11.2f}")
+    server = f"; server's processor time {found['server_cpu']:.2f}" if "server_cpu" in found else ""
+    print(f"  a model measured for the first time {found['new_model_cpu']:.1f} (of {found['models']:.0f}){server}")
 
 
-def main() -> None:
-    """Measure and print JSON."""
+def verdicts(name: str, found: dict[str, float]) -> list[bool]:
+    """Print whether each figure is as asked."""
+    asked = [
+        ("platform, ms a trial", found["platform_wall"], PLATFORM_MS[name]),
+        ("platform, last tenth over first", found["platform_last_wall"] / found["platform_first_wall"], FLAT),
+        ("sampler, last tenth over first", found["sampler_last_wall"] / found["sampler_first_wall"], FLAT),
+    ]
+    return [verdict(name, *each) for each in asked]
+
+
+def verdict(name: str, what: str, value: float, most: float) -> bool:
+    """Print whether a figure is below what was asked."""
+    print(f"{'pass' if value < most else 'MISS'}: {name}: {what}: {value:.3g}, asked: below {most:g}", flush=True)
+    return value < most
+
+
+def main() -> int:
+    """Measure and print; 1 when a figure is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=5000)
-    parser.add_argument("--study", default="", help="study storage; default a SQLite file")
-    parser.add_argument("--tracking-uri", default="", help="tracking store; default a SQLite file")
+    parser.add_argument(
+        "--on", nargs="+", choices=["sqlite", "postgresql", "long"], default=["sqlite", "postgresql", "long"]
+    )
+    parser.add_argument("--beside", type=Path, help="another checkout, measured first each time")
     parser.add_argument("--set", action="append", default=[], help="overrides, such as search.sampler=random")
     given = parser.parse_args()
-    overrides = [f"search.trials={given.trials}", *given.set]
-    experiment = read(EXPERIMENT, full_space=full_space, tasks=TASKS, overrides=overrides)
-    with tempfile.TemporaryDirectory(prefix="assay-platform-") as folder:
-        os.chdir(folder)
-        study = given.study or f"sqlite:///{Path(folder)}/study.db"
-        tracking = given.tracking_uri or f"sqlite:///{Path(folder)}/mlflow.db"
-        print(
-            json.dumps(
-                {name: round(value, 2) for name, value in measure(experiment, study, tracking).items()}, indent=1
-            )
-        )
+    held: list[bool] = []
+    with ExitStack() as stack:
+        for name in given.on:
+            server = stack.enter_context(postgres()) if name == "postgresql" else None
+            if name == "postgresql" and server is None:
+                print("postgresql: not measured, its server is not installed here")
+                continue
+            for checkout in (given.beside, HERE.parent):
+                if checkout is None:
+                    continue
+                is_ours = checkout == HERE.parent
+                if name == "long":
+                    found = measured(checkout, "long", LONG_TRIALS, None, given.set)
+                    print(
+                        f"long, {checkout}: {LONG_TRIALS} trials of 10 s, start and end besides: "
+                        f"{found['start_and_end_seconds']:.1f} s"
+                    )
+                    kept = [verdict(name, "between trials of 10 s, over those", found["overhead"], SHARE)]
+                else:
+                    found = measured(checkout, "nothing", given.trials, server, given.set)
+                    told(f"{name}, {checkout}" if given.beside else name, found)
+                    kept = verdicts(name, found)
+                held += kept if is_ours else []
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
