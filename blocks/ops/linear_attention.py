@@ -1,7 +1,8 @@
 """Causal linear attention: one function in a quadratic, a chunked and a recurrent form.
 
 With features q, k (rotated, where positions rotate) and plain features a, b (never rotated), all of width K:
-y_t = (q_t . sum_{j<=t} k_j v_j^T) / (a_t . sum_{j<=t} b_j). A denominator that is empty, at most EMPTY, gives zero.
+y_t = (q_t . sum_{j<=t} k_j v_j^T) / (a_t . sum_{j<=t} b_j). A denominator that is empty, at most EMPTY of the product
+of the sizes |a_t|_1 sum_{j<=t} |b_j|_1, gives zero: a common factor on all queries or all keys changes nothing.
 Where tokens have no order, in `over_all`, both sums are those of the whole sequence. All is computed in float32 or
 wider, whatever the input.
 """
@@ -48,7 +49,8 @@ def quadratic(
         products = einsum(q, k, "B T H K, B S H K -> B H T S").tril()
         weights = einsum(plain_q, plain_k, "B T H K, B S H K -> B H T S").tril()
         total = einsum(products, values, "B H T S, B S H V -> B T H V")
-        return _divide(total, rearrange(weights.sum(-1), "B H T -> B T H")).to(v.dtype)
+        size = _size(plain_q) * running_sum(_size(plain_k))
+        return _divide(total, rearrange(weights.sum(-1), "B H T -> B T H"), size).to(v.dtype)
 
 
 def chunked(
@@ -65,6 +67,7 @@ def chunked(
     chunk = min(chunk, n_tokens)
     with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        size = _size(plain_q) * (running_sum(_size(plain_k)) + _size(sums[1])[:, None])
         missing = -n_tokens % chunk
         q, k, values, plain_q, plain_k = (
             rearrange(F.pad(x, (0, 0, 0, 0, 0, missing)), "B (N C) H K -> B N H C K", C=chunk)
@@ -79,7 +82,7 @@ def chunked(
         weight = weight + einsum(plain_q, before_b, "B N H C K, B N H K -> B N H C")
         total = rearrange(total, "B N H C V -> B (N C) H V")[:, :n_tokens]
         weight = rearrange(weight, "B N H C -> B (N C) H")[:, :n_tokens]
-        return _divide(total, weight).to(v.dtype), (after, after_b)
+        return _divide(total, weight, size).to(v.dtype), (after, after_b)
 
 
 def _across_chunks(
@@ -128,7 +131,8 @@ def packed(
             weights = einsum(plain_q[index], plain_k[index], "B H C K, B H S K -> B H C S") * same
             total = within @ values[index] + carried * (q[index] @ sum_kv)
             weight = weights.sum(-1) + carried[..., 0] * einsum(plain_q[index], sum_b, "B H C K, B H K -> B H C")
-            rows.append(_divide(total, weight))
+            seen = (same * _size(plain_k[index])[..., None, :]).sum(-1) + carried[..., 0] * _size(sum_b)[..., None]
+            rows.append(_divide(total, weight, _size(plain_q[index]) * seen))
             last = here[..., -1:]
             added = (here == last).to(q.dtype)[..., None]
             goes_on = (last == ended_in).to(q.dtype)
@@ -146,16 +150,23 @@ def recurrent(
     plain_k: Float[Tensor, "B T H K"],
     sums: Sums,
 ) -> tuple[Float[Tensor, "B T H V"], Sums]:
-    """Token by token, as decoding does it."""
+    """Token by token, as decoding does it.
+
+    A token's own pair is no part of the sums it reads: its weight is then the same above and below the line, however
+    much of it cancels.
+    """
     rows = []
     with full_precision(v.device):
         q, k, values, plain_q, plain_k = _wide(q, k, v, plain_q, plain_k)
+        own = einsum(q, k, "B T H K, B T H K -> B T H")
+        own_weight = einsum(plain_q, plain_k, "B T H K, B T H K -> B T H")
         sum_kv, sum_b = sums
         for t in range(q.shape[1]):
+            total = einsum(q[:, t], sum_kv, "B H K, B H K V -> B H V") + own[:, t, :, None] * values[:, t]
+            weight = einsum(plain_q[:, t], sum_b, "B H K, B H K -> B H") + own_weight[:, t]
+            rows.append(_divide(total, weight, _size(plain_q[:, t]) * (_size(sum_b) + _size(plain_k[:, t]))))
             sum_kv = sum_kv + einsum(k[:, t], values[:, t], "B H K, B H V -> B H K V")
             sum_b = sum_b + plain_k[:, t]
-            total = einsum(q[:, t], sum_kv, "B H K, B H K V -> B H V")
-            rows.append(_divide(total, einsum(plain_q[:, t], sum_b, "B H K, B H K -> B H")))
         return torch.stack(rows, dim=1).to(v.dtype), (sum_kv, sum_b)
 
 
@@ -175,9 +186,12 @@ def over_all(
             products = einsum(q, k, "B T H K, B S H K -> B H T S") * same
             weights = einsum(plain_q, plain_k, "B T H K, B S H K -> B H T S") * same
             total = einsum(products, values, "B H T S, B S H V -> B T H V")
-            return _divide(total, rearrange(weights.sum(-1), "B H T -> B T H")).to(v.dtype)
+            seen = (same[:, 0, :, :, None] * _size(plain_k)[:, None]).sum(2)
+            weight = rearrange(weights.sum(-1), "B H T -> B T H")
+            return _divide(total, weight, _size(plain_q) * seen).to(v.dtype)
         total = einsum(q, einsum(k, values, "B S H K, B S H V -> B H K V"), "B T H K, B H K V -> B T H V")
-        return _divide(total, einsum(plain_q, plain_k.sum(1), "B T H K, B H K -> B T H")).to(v.dtype)
+        weight = einsum(plain_q, plain_k.sum(1), "B T H K, B H K -> B T H")
+        return _divide(total, weight, _size(plain_q) * _size(plain_k).sum(1, keepdim=True)).to(v.dtype)
 
 
 def over_all_flops(heads: int, key_dim: int, value_dim: int) -> float:
@@ -185,8 +199,15 @@ def over_all_flops(heads: int, key_dim: int, value_dim: int) -> float:
     return 2.0 * heads * key_dim * (2 * value_dim + 1)
 
 
-def _divide(total: Float[Tensor, "*A V"], weight: Float[Tensor, "*A"]) -> Float[Tensor, "*A V"]:
-    filled = weight > EMPTY
+def _size(features: Float[Tensor, "*A K"]) -> Float[Tensor, "*A"]:
+    """What features amount to; it bounds no gradient."""
+    return features.detach().abs().sum(-1)
+
+
+def _divide(
+    total: Float[Tensor, "*A V"], weight: Float[Tensor, "*A"], size: Float[Tensor, "*A"]
+) -> Float[Tensor, "*A V"]:
+    filled = weight > EMPTY * size
     return torch.where(filled[..., None], total / torch.where(filled, weight, 1.0)[..., None], 0.0)
 
 

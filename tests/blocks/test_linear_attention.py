@@ -8,7 +8,16 @@ from drawn_heads import BATCH, KEY_DIM, heads, with_gradients
 from torch import Tensor
 from torch.nn import functional as F
 
-from blocks.ops.linear_attention import LinearNeeds, choose_linear_attention, chunked, empty_sums, quadratic, recurrent
+from blocks.ops.linear_attention import (
+    LinearNeeds,
+    choose_linear_attention,
+    chunked,
+    empty_sums,
+    over_all,
+    packed,
+    quadratic,
+    recurrent,
+)
 
 
 def features(length: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -71,6 +80,37 @@ def test_an_empty_denominator_gives_zero_and_finite_gradients() -> None:
         assert y[:, :3].eq(0).all()
         assert y[:, 3:].ne(0).all()
         assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+SEGMENTS = torch.tensor([[0] * 5 + [1] * 4]).expand(BATCH, 9)
+FORMS: dict[str, Callable[..., Tensor]] = {
+    "quadratic": quadratic,
+    "chunked": from_nothing(chunked, chunk=4),
+    "recurrent": from_nothing(recurrent),
+    "packed": lambda *inputs: packed(*inputs, SEGMENTS, chunk=4),
+    "over_all": over_all,
+    "over_all packed": lambda *inputs: over_all(*inputs, SEGMENTS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_common_factor_on_queries_or_keys_changes_nothing(form: str) -> None:
+    """A power of two is exact. Rectified features of a small model at its start are as small as this."""
+    q, k, v = heads(9)
+    a, b = F.relu(q), F.relu(k)
+    expected = FORMS[form](a, b, v, a, b)
+    assert expected.ne(0).any()
+    small_a, small_b = a * 2.0**-40, b * 2.0**-40
+    assert torch.equal(FORMS[form](small_a, small_b, v, small_a, small_b), expected)
+
+
+def test_the_first_token_reads_its_own_value_however_small_its_weight() -> None:
+    """Products of signed features cancel: the query is orthogonal to the key up to a thousandth."""
+    a, b = torch.tensor([1.0, 1.0, -1.0, -0.999]), torch.tensor([0.9, 1.1, 1.3, 0.7])
+    v = torch.randn(1, 1, 1, 8, generator=torch.Generator().manual_seed(0))
+    q, k = a[None, None, None] / 3, b[None, None, None] / 7
+    for form in (quadratic, from_nothing(chunked), from_nothing(recurrent)):
+        torch.testing.assert_close(form(q, k, v, q, k), v, rtol=1e-6, atol=0)
 
 
 def test_sums_are_float32_under_bfloat16_values() -> None:
