@@ -12,6 +12,7 @@ _LOOK_SECONDS = 0.5
 
 def dispatch(engine: "LocalEngine", source: AbstractSource, interrupts: Interrupts) -> bool:
     """Run the source's trials; False when it was cut off, and then trials may still be running."""
+    engine.warm()
     while not interrupts.asked:
         while engine.has_room and not interrupts.asked and (job := source.next()) is not None:
             engine.start(job)

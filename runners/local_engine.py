@@ -92,6 +92,11 @@ class LocalEngine(AbstractEngine):
         """True when another trial can be started."""
         return self.busy < self.jobs
 
+    def warm(self) -> None:
+        """Have one worker import what it needs while the first trial is thought of."""
+        if not self._workers:
+            self._spawn()
+
     def start(self, job: Job) -> None:
         """Give the trial to an idle worker, a new one when there is none."""
         assert self.has_room, f"all {self.jobs} workers are busy"

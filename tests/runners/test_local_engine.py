@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from given import GivenSource
+from processes import descendants
 from studied import FINITE, experiment
 
 from runners import local_engine
 from runners.candidate import make_spec, resolve
-from runners.engine import Ended, EngineError, Job, Progressed
+from runners.engine import Ended, EngineError, Interrupts, Job, Progressed
 from runners.local_engine import LocalEngine
 from runners.tasks import task_from_plain
 from search_space.records import Seeds, Status, TrialResult, TrialSpec
@@ -64,6 +66,22 @@ def run(engine: LocalEngine, jobs: list[Job]) -> dict[int, TrialResult]:
             else:
                 results[event.key] = event.result
     return results
+
+
+def test_a_worker_imports_what_it_needs_while_the_first_trial_is_thought_of(engine: LocalEngine) -> None:
+    started: list[int] = []
+
+    class Thinking(GivenSource):
+        def next(self) -> Job | None:
+            started.append(len(descendants(os.getpid())))
+            return super().next()
+
+    before = len(descendants(os.getpid()))
+    with Interrupts() as interrupts:
+        assert engine.drive(Thinking([]), interrupts)
+    assert started == [before + 1]
+    engine.stop()
+    assert len(descendants(os.getpid())) == before
 
 
 def test_trials_run_side_by_side_and_a_crash_hurts_no_other(engine: LocalEngine, small: tuple[TrialSpec, Path]) -> None:
