@@ -37,9 +37,9 @@ AIMED_EFFECT = 2.0
 """Where the other part stands: the effect that ten pairs should find."""
 AIMED_SHARE = 0.6
 """Its weight. `decidable` gives the smallest gap that n pairs decide."""
-JUMP = 2 / 3
+JUMP = 0.75
 """The evidence that decides, in units of 1/alpha, at the levels for which its error is known."""
-LEVELS = (1e-3, 0.5)
+LEVELS = (1e-4, 0.5)
 """From and to; at others 1/alpha decides."""
 _MOST_SEEDS = 1000
 _FEWEST_FORETELL = 4

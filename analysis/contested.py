@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import load
-from analysis.contest import counted
+from analysis.contest import counted, finalists
 from analysis.fastread import RunRow
 from analysis.frame import ENDED_BADLY, Search
 from search_space.contest import BASELINE, CONTEST, Bout, Contest
@@ -29,6 +29,8 @@ class Contested:
     search: Search
     rows: pd.DataFrame
     """Its finals, with the number of their contestant under `contestant`."""
+    swept: pd.DataFrame
+    """Its sweeps, likewise."""
     terms: Mapping[str, Any]
     """As the study noted them."""
 
@@ -42,12 +44,13 @@ class Contested:
     def contest(self) -> Contest:
         """Its terms; how far rates may go no longer matters."""
         spec = ContestSpec(**{each.name: self.terms[each.name] for each in fields(ContestSpec)})
-        return Contest(spec=spec, reach=((0, 0),) * len(self.terms["contestants"]))
+        searched = tuple(self.terms.get("searched", ()))
+        return Contest(spec=spec, reach=((0, 0),) * len(self.terms["contestants"]), searched=searched)
 
     @property
     def finalists(self) -> Sequence[int]:
-        """The numbers of those who meet the baseline."""
-        return range(1, len(self.terms["contestants"]))
+        """The numbers of those who meet the baseline; none while that is not known."""
+        return finalists(self.contest, self.ended)
 
     def source(self, contestant: int) -> str:
         """NAME/NUMBER of the trial that a contestant is, or where the baseline comes from."""
@@ -55,14 +58,15 @@ class Contested:
 
     @cached_property
     def ended(self) -> dict[Bout, float]:
-        """Test loss by training that has ended; NaN for one that ended badly."""
+        """Loss by training that has ended, of sweeps on the validation split; NaN for one that ended badly."""
         found = {}
-        for row in self.rows.to_dict("records"):
-            bout = Bout(Stage.FINAL, int(row["contestant"]), int(row["replica"]))
-            if row["status"] == Status.OK:
-                found[bout] = float(row.get(self.metric, math.nan))
-            elif row["status"] in ENDED_BADLY:
-                found[bout] = math.nan
+        for rows, stage, metric in ((self.rows, Stage.FINAL, self.metric), (self.swept, Stage.SWEEP, Metric.LOSS)):
+            for row in rows.to_dict("records"):
+                bout = Bout(stage, int(row["contestant"]), int(row["replica"]))
+                if row["status"] == Status.OK:
+                    found[bout] = float(row.get(metric, math.nan))
+                elif row["status"] in ENDED_BADLY:
+                    found[bout] = math.nan
         return found
 
     def pairs(self, finalist: int) -> pd.DataFrame:
@@ -117,9 +121,16 @@ def bootstrap(differences: np.ndarray, weights: np.ndarray, alpha: float) -> tup
 def contested(search: Search) -> Contested | None:
     """The contest of the newest generation that has finals; None when there is none."""
     noted = search.parent.run.tags.get(Tag.CONTEST)
-    sides = [str(candidate).rpartition("/") for candidate in search.finals["candidate"]]
-    mine = [name == CONTEST for name, _, _ in sides]
-    if not noted or not any(mine):
+    rows = _of_contest(search.finals)
+    if not noted or not len(rows):
         return None
-    rows = search.finals[mine].assign(contestant=[int(side) for name, _, side in sides if name == CONTEST])
-    return Contested(search=search, rows=rows, terms=json.loads(noted))
+    swept = search.frame[search.frame["stage"] == Stage.SWEEP]
+    swept = _of_contest(swept[swept["generation"] == rows["generation"].iloc[0]])
+    return Contested(search=search, rows=rows, swept=swept, terms=json.loads(noted))
+
+
+def _of_contest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The trainings of contestants, with the number of each under `contestant`."""
+    sides = [str(candidate).rpartition("/") for candidate in rows["candidate"]]
+    mine = [name == CONTEST for name, _, _ in sides]
+    return rows[mine].assign(contestant=[int(side) for name, _, side in sides if name == CONTEST])

@@ -193,10 +193,12 @@ class ContestSource(AbstractSource):
 
     def show(self, *, now: bool = False) -> None:
         """Show how far it has got; the total is what it takes at most without extended sweeps."""
-        spec, count = self._lineup.contest.spec, len(self._lineup.contestants)
+        contest = self._lineup.contest
+        tried = len(contest.candidates) - contest.places
+        most = (1 + contest.places) * (contest.spec.sweep + contest.spec.max_seeds) + tried
         snapshot = Snapshot(
             what="sweeps and finals",
-            total=max(count * (spec.sweep + spec.max_seeds), self.done() + len(self._running)),
+            total=max(most, self.done() + len(self._running)),
             counts=self._counts,
             running=len(self._running),
             best="",

@@ -1,4 +1,4 @@
-"""Who takes part in the finals of a search: the baseline and the best candidates, fixed before their first seed."""
+"""Who takes part in the finals of a search: the baseline and the best candidates, fixed before anything is trained."""
 
 import dataclasses
 import json
@@ -45,6 +45,8 @@ class Contestant:
     resolved: Resolved
     source: str
     """NAME/NUMBER of the trial it is, or where the baseline comes from."""
+    loss: float
+    """Of that trial in the search; 0 for the baseline."""
 
     def at(self, place: int) -> Resolved:
         """With its learning rate moved by factors of 2."""
@@ -70,7 +72,9 @@ class Lineup:
 
 def shown_terms(noted: Mapping[str, Any]) -> str:
     """What the tracking store says of the terms that a ledger of finals has noted, as JSON."""
-    return json.dumps({**noted, "contestants": [plain["source"] for plain in noted["contestants"]]})
+    entered = noted["contestants"]
+    searched = [plain.get("loss", 0.0) for plain in entered[1:]]
+    return json.dumps({**noted, "contestants": [plain["source"] for plain in entered], "searched": searched})
 
 
 def line_up(study: Study, ledger: Ledger, spec: ContestSpec, baseline: Baseline, judge: Judge) -> Lineup:
@@ -90,11 +94,13 @@ def line_up(study: Study, ledger: Ledger, spec: ContestSpec, baseline: Baseline,
     entered = tuple(_contestant(plain) for plain in noted["contestants"])
     terms = ContestSpec(**{field.name: noted[field.name] for field in dataclasses.fields(ContestSpec)})
     reach = tuple(_reach(study, contestant) for contestant in entered)
-    return Lineup(contest=Contest(spec=terms, reach=reach), contestants=entered, shown=shown_terms(noted))
+    searched = tuple(contestant.loss for contestant in entered[1:])
+    contest = Contest(spec=terms, reach=reach, searched=searched)
+    return Lineup(contest=contest, contestants=entered, shown=shown_terms(noted))
 
 
 def _best(study: Study, spec: ContestSpec, base: Contestant, judge: Judge) -> list[Contestant]:
-    """The best candidates of the search, by final validation loss."""
+    """The best candidates of the search, by final validation loss: twice as many as there are places, with sweeps."""
     finished = {
         entry.number: entry
         for entry in study.trials()
@@ -108,7 +114,7 @@ def _best(study: Study, spec: ContestSpec, base: Contestant, judge: Judge) -> li
         )
         for number, entry in finished.items()
     ]
-    chosen = judge.finalists(ranked, spec.top, _identity(base.resolved))
+    chosen = judge.candidates(ranked, spec.entrants, _identity(base.resolved))
     if not chosen:
         name = study.experiment.name
         raise UserError(
@@ -116,7 +122,11 @@ def _best(study: Study, spec: ContestSpec, base: Contestant, judge: Judge) -> li
             f"learning rate, so nobody can meet it; run more trials, or name another baseline (--baseline)"
         )
     name = study.experiment.name
-    return [Contestant(resolved=as_resolved(finished[number]), source=f"{name}/{number}") for number in chosen]
+    losses = {trial.number: trial.loss for trial in ranked}
+    return [
+        Contestant(resolved=as_resolved(finished[number]), source=f"{name}/{number}", loss=losses[number])
+        for number in chosen
+    ]
 
 
 def _entered(study: Study, baseline: Baseline) -> Contestant:
@@ -125,7 +135,7 @@ def _entered(study: Study, baseline: Baseline) -> Contestant:
         resolved = resolve(baseline.point, study.experiment, study.shape)
     except InfeasibleArchitecture as error:
         raise UserError(f"baseline {baseline.source}: cannot be trained under this experiment: {error}") from error
-    return Contestant(resolved=resolved, source=baseline.source)
+    return Contestant(resolved=resolved, source=baseline.source, loss=0.0)
 
 
 def _refuse_other_terms(name: str, noted: Mapping[str, Any], spec: ContestSpec, base: Contestant) -> None:
@@ -153,6 +163,7 @@ def _plain(contestant: Contestant) -> dict[str, Any]:
     resolved = contestant.resolved
     return {
         "source": contestant.source,
+        "loss": contestant.loss,
         "point": resolved.flat,
         "candidate": encode(resolved.candidate),
         "cost": dataclasses.asdict(resolved.cost),
@@ -167,7 +178,8 @@ def _contestant(plain: Mapping[str, Any]) -> Contestant:
         cost=Cost(**plain["cost"]),
         arch_id=plain["arch_id"],
     )
-    return Contestant(resolved=resolved, source=plain["source"])
+    # Contests that were begun when every candidate had a place noted no losses, and need none.
+    return Contestant(resolved=resolved, source=plain["source"], loss=plain.get("loss", 0.0))
 
 
 def _rate_path(resolved: Resolved) -> str:

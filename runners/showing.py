@@ -96,7 +96,7 @@ def sweep_trial(entry: Entry) -> Shown:
         spec=entry.spec,
         resolved=resolved,
         name=f"sweep {contrast}/{side} rate x {2.0**place:g} {short_name(resolved)}",
-        tags={Tag.CANDIDATE: f"{contrast}/{side}", **attempts_tag(entry)},
+        tags={Tag.CANDIDATE: f"{contrast}/{side}", Tag.REPLICA: str(place), **attempts_tag(entry)},
         weights=None,
         started=entry.started,
     )

@@ -30,11 +30,23 @@ class Contest:
     spec: ContestSpec
     reach: tuple[tuple[int, int], ...]
     """For each contestant, the factors of 2 by which its learning rate may go down and up: lowest and highest place."""
+    searched: tuple[float, ...] = ()
+    """Losses of the candidates in the search, in their order; they may be left out where each has a place."""
+
+    @property
+    def candidates(self) -> Sequence[int]:
+        """The numbers of all contestants but the baseline."""
+        return range(1, len(self.reach))
+
+    @property
+    def places(self) -> int:
+        """How many candidates meet the baseline."""
+        return min(self.spec.top, len(self.candidates))
 
     @property
     def share(self) -> float:
         """Chance that one verdict is ever wrong."""
-        return self.spec.alpha / max(len(self.reach) - 1, 1)
+        return self.spec.alpha / max(self.places, 1)
 
 
 Ended = Mapping[Bout, float]
@@ -67,8 +79,10 @@ class Tuned:
 class Judge:
     """Who decides in a contest, by pure functions; analysis.contest has the one that `assay finals` takes."""
 
-    finalists: Callable[[Sequence[Ranked], int, str], list[int]]
+    candidates: Callable[[Sequence[Ranked], int, str], list[int]]
     """The numbers of the best trials, at most so many, none of which has the identity of the baseline."""
+    finalists: Callable[[Contest, Ended], tuple[int, ...]]
+    """The candidates that meet the baseline; empty while that is not known."""
     next_bout: Callable[[Contest, Ended, Collection[Bout]], Bout | None]
     """What to train next beside what is running; None when there is nothing, for now or for good."""
     tuned: Callable[[Contest, Ended, int], Tuned]

@@ -184,6 +184,11 @@ class ContestSpec:
     at_length: int = 0
     """One of the task's eval_lengths, at which the losses are compared; 0: the training length."""
 
+    @property
+    def entrants(self) -> int:
+        """Candidates that are tried once more for a place, where sweeps have trainings to tell them apart by."""
+        return 2 * self.top if self.sweep else self.top
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinalSpec:

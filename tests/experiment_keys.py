@@ -105,7 +105,8 @@ KEYS = {
         "none",
     ),
     "final.top": Key(
-        "best candidates that meet the baseline after the search, with as many paired seeds as they need; at most 5",
+        "best candidates that meet the baseline after the search, with as many paired seeds as they need; at most 5; "
+        "with a sweep twice as many are tried once more for these places",
         "5",
     ),
     "final.delta": Key("gap below which two candidates are equal, in nats per token", "0.01"),

@@ -92,7 +92,8 @@ def _predict(experiment: Experiment, legal: list[Resolved]) -> dict[str, float]:
     trial = per_token * experiment.budget.tokens
     waves = math.ceil(min(experiment.search.trials, size(experiment.space)) / experiment.engine.jobs)
     contest = experiment.final.contest
-    met = (contest.top + 1) * (contest.sweep + contest.max_seeds) if contest.top else 0
+    tried = contest.entrants - contest.top
+    met = (contest.top + 1) * (contest.sweep + contest.max_seeds) + tried if contest.top else 0
     finals = math.ceil((2 * experiment.final.seeds * len(experiment.final.contrasts) + met) / experiment.engine.jobs)
     return {
         "seconds_per_unpruned_trial": round(trial, 2),

@@ -126,15 +126,15 @@ def test_few_seeds_decide_a_large_gap() -> None:
     assert power[3] > 0.98
     assert power[4] > 0.999
     shared = np.maximum.accumulate(decided(draws, 0.025), axis=1).mean(axis=0)
-    assert shared[3] > 0.86
+    assert shared[3] > 0.81
     assert shared[4] > 0.99
     two = np.maximum.accumulate(decided(draws - 3, 0.05 / 5), axis=1).mean(axis=0)
-    assert two[9] > 0.9
+    assert two[9] > 0.89
 
 
 @pytest.mark.parametrize(
     ("alpha", "smallest"),
-    [(0.05, [math.inf, 5.29, 2.5, 1.86, 1.61, 1.38]), (0.025, [math.inf, 11.72, 3.59, 2.29, 1.85, 1.5])],
+    [(0.05, [math.inf, 5.91, 2.64, 1.92, 1.64, 1.4]), (0.025, [math.inf, 14.81, 3.84, 2.38, 1.9, 1.53])],
 )
 def test_the_smallest_decidable_gaps_are_as_documented(alpha: float, smallest: list[float]) -> None:
     assert [round(decidable(n, alpha), 2) for n in (2, 3, 4, 5, 6, 8)] == smallest
@@ -143,7 +143,7 @@ def test_the_smallest_decidable_gaps_are_as_documented(alpha: float, smallest: l
 def test_a_decided_gap_reads_with_numbers_and_units() -> None:
     verdict = paired_verdict([0.21, 0.20, 0.23, 0.19], contestant="none", baseline="rotary", unit="nats/byte")
     assert verdict.kind == "worse"
-    assert verdict.text == "rotary beats none by 0.21 nats/byte [0.165, 0.250], 4 paired seeds"
+    assert verdict.text == "rotary beats none by 0.21 nats/byte [0.162, 0.253], 4 paired seeds"
     mirrored = paired_verdict([-0.21, -0.20, -0.23, -0.19], contestant="rotary", baseline="none", unit="nats/byte")
     assert (mirrored.kind, mirrored.text) == ("better", verdict.text)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from analysis.contest import MOST_FAILURES, counted, finalists, next_bout, tuned, verdict_on
+from analysis.contest import MOST_FAILURES, candidates, counted, finalists, next_bout, tuned, verdict_on
 from search_space.contest import BASELINE, Bout, Contest, Ranked
 from search_space.records import Stage
 from search_space.settings import ContestSpec
@@ -60,9 +60,39 @@ def test_the_best_trials_meet_the_baseline_once_each_whatever_their_learning_rat
         Ranked(number=5, loss=1.1, identity="c"),
         Ranked(number=6, loss=math.nan, identity="d"),
     ]
-    assert finalists(ranked, 5, "base") == [3, 2, 5]
-    assert finalists(ranked, 2, "base") == [3, 2]
-    assert finalists([], 2, "base") == []
+    assert candidates(ranked, 5, "base") == [3, 2, 5]
+    assert candidates(ranked, 2, "base") == [3, 2]
+    assert candidates([], 2, "base") == []
+
+
+def crowded(searched: tuple[float, ...], **settings: float) -> Contest:
+    """Two places for four candidates."""
+    return Contest(spec=ContestSpec(top=2, **settings), reach=((-9, 9),) * 5, searched=searched)  # type: ignore[arg-type]
+
+
+def test_those_enter_that_are_best_over_the_search_and_one_more_training() -> None:
+    held = crowded((1.0, 1.1, 1.2, 1.3))
+    again = (2.0, 1.2, 1.0, 1.9)
+    tried = {Bout(Stage.SWEEP, 1 + k, 0): loss for k, loss in enumerate(again)}
+    for bout in tried:
+        assert finalists(held, {other: loss for other, loss in tried.items() if other != bout}) == ()
+    assert finalists(held, tried) == (2, 3)
+    assert finalists(held, {**tried, Bout(Stage.SWEEP, 2, 0): math.nan}) == (1, 3)
+    assert held.share == 0.025
+
+
+def test_candidates_without_a_place_get_one_training_and_the_others_all_of_theirs() -> None:
+    held = crowded((1.0, 1.1, 1.2, 1.3), max_seeds=4)
+    gaps = (0.0, 0.3, -0.2, -0.1, 0.4)
+    for jobs in (1, 3):
+        ended, order = played(held, lambda bout: gaps[bout.contestant] + apart((0.0,) * 5)(bout), jobs=jobs)
+        assert finalists(held, ended) == (2, 3)
+        assert set(order[:4]) == {Bout(Stage.SWEEP, k, 0) for k in (1, 2, 3, 4)}
+        for candidate, swept in ((1, 1), (2, 5), (3, 5), (4, 1)):
+            mine = [bout.stage for bout in order if bout.contestant == candidate]
+            assert mine.count(Stage.SWEEP) == swept
+            assert (Stage.FINAL in mine) == (swept > 1)
+        assert len(order) == len(set(order))
 
 
 def test_sweeps_come_first_and_have_the_own_rate_in_their_middle() -> None:
@@ -170,9 +200,10 @@ def simulations() -> ModuleType:
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["normal", "t3", "unequal"])
 def test_simulated_searches_are_judged_as_promised(kind: int) -> None:
     module = simulations()
-    found = module.measure(module.NOISES[kind], 200, twenty=12)
+    found = module.measure(module.NOISES[kind], 200, hunts=100, twenty=6)
     assert found.false_winners <= 0.05, found.line()
-    assert found.power >= 0.80, found.line()
+    assert found.plain.found >= 0.80, found.line()
+    assert found.tuned.found >= 0.80, found.line()
     assert found.mean_seeds <= 10, found.line()
     assert found.coverage >= 0.95, found.line()
 

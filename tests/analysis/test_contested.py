@@ -1,10 +1,12 @@
 """Tests of analysis/contested.py: how the finals of the best candidates read from the tracking store."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 from conftest import store_uri
@@ -103,6 +105,30 @@ def test_the_bootstrap_heeds_weights_and_level() -> None:
     values = np.random.default_rng(1).standard_normal(200)
     wide, narrow = (bootstrap(values, np.ones(200), alpha) for alpha in (0.01, 0.2))
     assert wide[0] < narrow[0] < values.mean() < narrow[1] < wide[1]
+
+
+def test_candidates_that_got_no_place_are_not_judged(met: Search) -> None:
+    first = met.frame[met.frame["stage"] == Stage.FINAL].iloc[0]
+    losses = {1: 1.0, 2: 1.2, 3: 2.0, 4: 1.9}
+    tried = [
+        {
+            **first,
+            "stage": Stage.SWEEP,
+            "candidate": f"{CONTEST}/{k}",
+            "replica": 0,
+            Metric.LOSS: loss,
+            "run_id": f"s{k}",
+        }
+        for k, loss in losses.items()
+    ]
+    terms = {**TERMS, "contestants": [*SOURCES, "meet/8", "meet/9"], "searched": [1.3, 1.2, 1.1, 1.0]}
+    run = dataclasses.replace(met.parent.run, tags={**met.parent.run.tags, Tag.CONTEST: json.dumps(terms)})
+    frame = pd.concat([met.frame, pd.DataFrame(tried)], ignore_index=True)
+    crowded = dataclasses.replace(met, frame=frame, parent=dataclasses.replace(met.parent, run=run))
+    assert [contrast.name for contrast in contrasts(crowded)] == ["meet/3", "meet/7"]
+    assert {contrast.verdict.alpha for contrast in contrasts(crowded)} == {0.02}
+    unknown = dataclasses.replace(crowded, frame=frame[frame["run_id"] != "s4"])
+    assert contrasts(unknown) == []
 
 
 def test_without_terms_there_is_no_contest(search: Search) -> None:

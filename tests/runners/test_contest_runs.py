@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def bouts(study: Study) -> dict[Bout, str]:
 def test_the_best_candidates_of_different_kinds_meet_the_baseline(tmp_path: Path, template: Path) -> None:
     with searched(tmp_path, template) as study:
         ledger = ledger_of(study, Stage.FINAL)
-        lineup = line_up(study, ledger, ContestSpec(top=5), baseline(study.experiment), JUDGE)
+        lineup = line_up(study, ledger, ContestSpec(top=5, sweep=0), baseline(study.experiment), JUDGE)
         kinds = [
             {key: value for key, value in contestant.resolved.flat.items() if key != RATE}
             for contestant in lineup.contestants
@@ -100,6 +101,24 @@ def test_the_best_candidates_of_different_kinds_meet_the_baseline(tmp_path: Path
         numbers = [int(contestant.source.rpartition("/")[2]) for contestant in lineup.contestants[1:]]
         assert numbers == sorted(numbers, reverse=True)
         assert len(numbers) == 5
+
+
+def test_with_sweeps_twice_as_many_are_tried_once_more_and_the_best_of_both_tries_enter(
+    tmp_path: Path, template: Path
+) -> None:
+    with searched(tmp_path, template) as study:
+        source = source_of(study)
+        contest = source._lineup.contest
+        assert [round(2 - loss, 2) for loss in contest.searched] == [0.11, 0.09, 0.08, 0.07]
+        worst_first = iter((1.5, 1.4, 1.3, 1.2))
+        while (job := source.next()) is not None:
+            own = job.key // len(STAGES) < len(contest.candidates) and not job.test
+            loss = next(worst_first) if own else 1.0 + 0.01 * math.sin(job.key)
+            metrics = {**ok(loss).metrics, "test/loss": loss}
+            source.finish(job.key, TrialResult(**{**vars(ok(loss)), "metrics": metrics}))
+        met = {bout.contestant for bout in bouts(study) if bout.stage is Stage.FINAL}
+        assert met == {BASELINE, 3, 4}
+        assert contest.share == SPEC.alpha / 2
 
 
 def test_all_contestants_share_the_seeds_of_a_replica_and_nothing_else_does(tmp_path: Path, template: Path) -> None:
@@ -156,8 +175,10 @@ def test_a_contest_goes_on_where_it_was_cut_off_to_the_same_trainings(tmp_path: 
 def test_a_decided_finalist_gets_no_more_seeds(tmp_path: Path, template: Path) -> None:
     with searched(tmp_path, template) as study:
         jobs = drain(source_of(study))
-        counts = [sum(bout[:2] == (Stage.FINAL, k) for bout in bouts(study)) for k in range(3)]
-        assert 2 < counts[1] == counts[2] == counts[0] < SPEC.max_seeds
+        counts = Counter(bout.contestant for bout in bouts(study) if bout.stage is Stage.FINAL)
+        assert len(counts) == 1 + SPEC.top
+        assert 2 < counts[BASELINE] < SPEC.max_seeds
+        assert len(set(counts.values())) == 1
         assert len(jobs) == len(bouts(study))
 
 
