@@ -255,20 +255,27 @@ class _Statements(NamedTuple):
 @functools.cache
 def _statements(dialect: str) -> _Statements:
     new = _INSERTS[dialect]
-    tags, latest, runs = new(_TABLES["tags"]), new(_TABLES["latest_metrics"]), _TABLES["runs"]
-    held = _TABLES["latest_metrics"].c
-    age = ("step", "timestamp", "value")
+    tags, metrics, latest = (new(_TABLES[name]) for name in ("tags", "metrics", "latest_metrics"))
+    held, runs, age = _TABLES["latest_metrics"].c, _TABLES["runs"], ("step", "timestamp", "value")
+    tags = tags.on_conflict_do_update(index_elements=["key", "run_uuid"], set_={"value": tags.excluded.value})
+    # A point that was written before, by a transaction whose end was not heard of, stays.
+    metrics = metrics.on_conflict_do_nothing()
+    latest = latest.on_conflict_do_update(
+        index_elements=["key", "run_uuid"],
+        set_={name: latest.excluded[name] for name in (*age, "is_nan")},
+        where=tuple_(*(latest.excluded[name] for name in age)) > tuple_(*(held[name] for name in age)),
+    )
+
+    def many(statement: sqlite.Insert | postgresql.Insert) -> Executable:
+        # Of what has a conflict to settle, SQLAlchemy sends many rows at a time only where something comes back.
+        return statement.returning(statement.table.c.key) if dialect == "postgresql" else statement
+
     return _Statements(
         runs=insert(runs),
-        tags=tags.on_conflict_do_update(index_elements=["key", "run_uuid"], set_={"value": tags.excluded.value}),
+        tags=many(tags),
         params=insert(_TABLES["params"]),
-        # A point that was written before, by a transaction whose end was not heard of, stays.
-        metrics=new(_TABLES["metrics"]).on_conflict_do_nothing(),
-        latest=latest.on_conflict_do_update(
-            index_elements=["key", "run_uuid"],
-            set_={name: latest.excluded[name] for name in (*age, "is_nan")},
-            where=tuple_(*(latest.excluded[name] for name in age)) > tuple_(*(held[name] for name in age)),
-        ),
+        metrics=many(metrics),
+        latest=many(latest),
         ends=update(runs).where(runs.c.run_uuid == bindparam("run")),
         datasets=new(_TABLES["datasets"]).on_conflict_do_nothing(),
         inputs=insert(_TABLES["inputs"]),
