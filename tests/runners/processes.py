@@ -8,12 +8,12 @@ HANGS_SECONDS = 300.0
 """After so long what is waited for is taken never to come; no machine is so slow."""
 
 
-def wait_for(what: str, is_so: Callable[[], object]) -> None:
-    """Returns once it is so."""
+def wait_for(what: str, is_so: Callable[[], object], *, pause: float = 0.02) -> None:
+    """Returns once it is so; `pause` seconds lie between two looks."""
     end = time.monotonic() + HANGS_SECONDS
     while not is_so():
         assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def descendants(pid: int) -> set[int]:

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from mlflow.entities import Run
+from processes import wait_for
 from tracked import searched, store_uri, write_search
 
 from runners.cli import main
@@ -216,9 +216,10 @@ def test_a_killed_ladder_goes_on_to_its_verdict(
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    assert _ended(uri, 8, first) >= 8
+    wait_for("eight trainings", lambda: _ended(uri) >= 8 or first.poll() is not None, pause=0.2)
+    assert first.poll() is None
     os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
+    assert first.wait() == -signal.SIGKILL
     before = {run.info.run_id: run.data.metrics[Metric.LOSS] for run in _runs(uri) if Metric.LOSS in run.data.metrics}
     assert main(command(uri)) == 0
     said = capsys.readouterr().out
@@ -250,12 +251,8 @@ def _runs(uri: str) -> list[Run]:
     return store.children(store.parent("tiny-ladder")) if "tiny-ladder" in store.searches() else []
 
 
-def _ended(uri: str, wanted: int, process: "subprocess.Popen[bytes]") -> int:
-    deadline, count = time.monotonic() + 120, 0
-    while time.monotonic() < deadline and count < wanted and process.poll() is None:
-        time.sleep(0.5)
-        count = sum(run.data.tags.get(Tag.STATUS) == Status.OK for run in _runs(uri))
-    return count
+def _ended(uri: str) -> int:
+    return sum(run.data.tags.get(Tag.STATUS) == Status.OK for run in _runs(uri))
 
 
 def _check_pairs_and_growth(uri: str) -> None:

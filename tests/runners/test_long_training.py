@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from mlflow.entities import Run
+from processes import HANGS_SECONDS, wait_for
 from tracked import (
     Searched,
     experiment_text,
@@ -218,14 +217,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return made
 
 
-def until(what: Callable[[], object]) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def close_to(curve: list[tuple[int, float, float]], other: list[tuple[int, float, float]]) -> bool:
     """True when every loss of two curves is the same to 1e-5."""
     assert [tokens for tokens, *_ in curve] == [tokens for tokens, *_ in other]
@@ -310,10 +301,10 @@ def test_a_long_training_is_a_run_of_its_search_that_can_be_shown_and_replayed(
 @pytest.mark.fault
 def test_a_training_whose_driver_is_killed_goes_on_to_the_bits_of_an_unbroken_one(whole: Whole) -> None:
     driver = whole.driver("--name", "killed")
-    until(whole.files)
+    wait_for("a checkpoint", whole.files)
     driver.kill()
     driver.wait()
-    until(lambda: not whole.processes())
+    wait_for("the end of the processes", lambda: not whole.processes())
     assert whole.run("killed").info.status == "RUNNING"
     close_stale(Store(locate(whole.uri)))
     assert (whole.run("killed").info.status, whole.run("killed").data.tags[Tag.STATUS]) == ("KILLED", "preempted")
@@ -328,9 +319,9 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_bits_of_an_unbroken_on
 @pytest.mark.fault
 def test_a_training_that_is_asked_to_end_keeps_its_state_and_goes_on_on_two_processes(whole: Whole) -> None:
     driver = whole.driver("--name", "ended")
-    until(whole.files)
+    wait_for("a checkpoint", whole.files)
     driver.send_signal(signal.SIGTERM)
-    assert driver.wait(60) == 1
+    assert driver.wait(HANGS_SECONDS) == 1
     run = whole.run("ended")
     assert (run.info.status, run.data.tags[Tag.STATUS]) == ("KILLED", "preempted")
     assert "by SIGTERM; the same command with --resume goes on" in run.data.tags[Tag.REASON]
