@@ -4,149 +4,50 @@ Trials are made up (fake_trials), all else is real: drivers and workers are proc
 SQLite, and every kill is a SIGKILL. Each search is compared with one of the same seed that nobody disturbed. Drivers
 are forked from a process that has imported what they need, so that a new one starts within a second.
 
-    python benchmarks/chaos.py --kills 1000 --engine local
+    python benchmarks/chaos.py --kills 1000 --engine local --minutes 40
 
-The exit status is 1 when a check fails; the folder with all logs is kept then.
+A call begins no further search after so many minutes. The same command goes on where the last one stopped, and adds up
+all kills and checks in the file `--state` names; `--anew` forgets them. The last line is the verdict. The exit status
+is 0 when all kills are done, 3 when the same command has more to do, 1 when a check failed; the folder with all logs
+is kept then.
 """
 
 import argparse
-import multiprocessing
 import os
 import random
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from chaos_checks import TEXT, Comparison, Found, checked, shown_by
+from chaos_checks import Comparison, Found, checked, shown_by
+from chaos_search import FORKS, LEFT, Search
 from chaos_server import Server
+from chaos_state import State
 from fake_trials import SECONDS
 
-from runners.connecting import StoreDown
-
-FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = ["runners.search", "runners.tracking", "runners.samplers", "mlflow.tracking", "chaos_checks"]
+PRELOADED = [
+    "runners.search",
+    "runners.tracking",
+    "runners.samplers",
+    "mlflow.tracking",
+    "torch._dynamo",
+    "chaos_search",
+]
+"""torch._dynamo is what torch imports when a model is first measured without memory; it takes a driver a second."""
 WEIGHTS = {"worker": 16, "driver": 4, "server": 1}
 """How likely each is to be the next victim, where it can be."""
-MOST_WITHOUT_END = 2
-"""Workers killed since a trial last ended: three in a row that cannot start end a driver, and five deaths of one trial
-fail it, as they should."""
-LEFT = 3
-"""Exit code of a driver that leaves ends which the store does not show, or that the server lets begin nothing."""
 DRIVER_SECONDS = 180.0
 """A driver that nobody kills and that ends no trial for so long hangs."""
+MORE = 3
+"""Exit code of a call that ended before all kills were done."""
 
 
-def drive(folder: Path, name: str, overrides: tuple[str, ...], store: str, trials: str) -> None:
-    """What a driver does, in a process of its own."""
-    from runners.candidate import full_space
-    from runners.search import run_search
-    from runners.tasks import TASKS
-    from runners.tracking import Tracker
-    from search_space.experiment import read
-
-    with (folder / f"{name}.log").open("ab", buffering=0) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    experiment = read(TEXT.format(name=name), full_space=full_space, tasks=TASKS, overrides=overrides)
-    study_uri = f"sqlite:///{folder}/{name}.db"
-    try:
-        outcome = run_search(experiment, tracker=Tracker(store, waits=True), study_uri=study_uri, trials=trials)
-    except StoreDown as refusal:
-        print(refusal, flush=True)
-        sys.exit(LEFT)
-    print(f"{name}: {dict(outcome.counts)}, {outcome.ended}, {outcome.unshown} not shown", flush=True)
-    sys.exit(LEFT if outcome.unshown else 0)
-
-
-@dataclass
-class Search:
-    """One search under fire, and its driver."""
-
-    folder: Path
-    name: str
-    overrides: tuple[str, ...]
-    store: str
-    early: float = 0.1
-    """How likely a driver may be killed that has moved nothing yet."""
-    driver: Any = None
-    drivers: int = 0
-    _seen: tuple[int, int] = (-1, 0)
-    """Progress at the last look, and workers killed since it last rose."""
-    _at_start: int = 0
-    killed: Counter[str] = field(default_factory=Counter)
-
-    def begin(self) -> None:
-        """Start a driver."""
-        self._at_start = self.ends()
-        self.drivers += 1
-        arguments = (self.folder, self.name, self.overrides, self.store, "fake_trials:made_up")
-        self.driver = FORKS.Process(target=drive, args=arguments, daemon=True)
-        self.driver.start()
-
-    def ends(self) -> int:
-        """How many trials have ended, and how many ends are shown, as the study has it: what is made of progress."""
-        study = self.folder / f"{self.name}.db"
-        if not study.exists():
-            return 0
-        with closing(sqlite3.connect(study, timeout=30)) as connection:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'trial_user_attributes'").fetchone():
-                return 0
-            query = (
-                "SELECT (SELECT count(*) FROM trial_user_attributes WHERE key = 'assay.result') + "
-                "(SELECT count(*) FROM trials WHERE state != 'RUNNING')"
-            )
-            return int(connection.execute(query).fetchone()[0])
-
-    def victim(self, kind: str, rng: random.Random) -> int | None:
-        """The process to kill; None when there is none now, or when it would bring the search to a halt."""
-        ends, killed = self.ends(), self._seen[1]
-        self._seen = (ends, killed if ends == self._seen[0] else 0)
-        if kind == "driver":
-            # A driver may die before it did anything, but not always.
-            return self.driver.pid if ends > self._at_start or rng.random() < self.early else None
-        if self._seen[1] >= MOST_WITHOUT_END:
-            return None
-        workers = [pid for pid, words in below(self.driver.pid) if "runners.worker" in words or "ray::_Seat" in words]
-        return rng.choice(workers) if workers else None
-
-    def kill(self, kind: str, pid: int) -> bool:
-        """Kill it; False when it had just ended by itself."""
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        self.killed[kind] += 1
-        if kind == "driver":
-            self.driver.join()
-            self.begin()
-        else:
-            self._seen = (self._seen[0], self._seen[1] + 1)
-        return True
-
-
-def below(pid: int) -> list[tuple[int, str]]:
-    """Every process below one, with its command line."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit():
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found, words = {pid}, []
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    for each in sorted(found - {pid}):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            words.append((each, Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")))
-    return words
+class Fault(Exception):
+    """What a search must not do while it is disturbed."""
 
 
 def disturb(
@@ -159,10 +60,12 @@ def disturb(
         search.driver.join(rng.expovariate(1 / pause))
         if search.ends() != last:
             last, moved = search.ends(), time.monotonic()
-        assert time.monotonic() - moved < DRIVER_SECONDS, f"{search.name} hangs after {last} ends"
+        if time.monotonic() - moved > DRIVER_SECONDS:
+            raise Fault(f"{search.name} hangs after {last} ends")
         if search.driver.exitcode is not None:
+            if search.driver.exitcode not in (0, LEFT):
+                raise Fault(f"{search.name}: a driver ended with {search.driver.exitcode}")
             if search.driver.exitcode:
-                assert search.driver.exitcode == LEFT, f"{search.name}: a driver ended with {search.driver.exitcode}"
                 tell(f"{search.name}: a driver ended while the server was down")
                 server.wait()
                 search.begin()
@@ -198,24 +101,58 @@ def variants(number: int, seed: int, trials: int, engine: str) -> tuple[str, ...
     return (*asked, "final={seeds: 2, contrasts: {seed_alone: {}}}") if number % 2 else asked
 
 
-def main() -> int:
-    """Kill until enough was killed; print what was done and what was found."""
+def asked_for() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9, help="of victims, moments and searches")
-    parser.add_argument("--trials", type=int, default=80, help="of each search")
+    parser.add_argument("--seed", type=int, help="of victims, moments and searches; drawn where none is given")
+    parser.add_argument("--trials", type=int, help="of each search; 80 where none are given")
     parser.add_argument("--pause", type=float, default=0.25, help="mean seconds between two kills")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further search after so long")
+    parser.add_argument("--state", type=Path, help="file that adds up the calls; mlruns/chaos-ENGINE.json by default")
+    parser.add_argument("--anew", action="store_true", help="forget earlier calls")
     parser.add_argument("--verbose", action="store_true", help="tell of each kill")
     asked = parser.parse_args()
+    asked.state = asked.state or Path("mlruns") / f"chaos-{asked.engine}.json"
+    return asked
+
+
+def begun(asked: argparse.Namespace) -> State:
+    """The run so far; one that was begun with other choices is refused."""
+    if asked.anew or not asked.state.exists():
+        seed = time.time_ns() % 10**9 if asked.seed is None else asked.seed
+        return State(engine=asked.engine, seed=seed, trials=asked.trials or 80)
+    state = State.read(asked.state)
+    for name in ("engine", "seed", "trials"):
+        given, kept = getattr(asked, name), getattr(state, name)
+        if given is not None and given != kept:
+            sys.exit(f"{asked.state} was begun with --{name} {kept}, this is {given}; add --anew, or name another file")
+    return state
+
+
+def main() -> int:
+    """Kill until enough was killed; print what was done and what was found."""
+    asked = asked_for()
+    state = begun(asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     FORKS.set_forkserver_preload([*PRELOADED, *(["runners.ray_engine"] if asked.engine == "ray" else [])])
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[SECONDS] = "0.05"
-    print(f"to repeat the choices: --seed {asked.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="assay-chaos-"))
-    rng, began, total, found = random.Random(asked.seed), time.monotonic(), Counter[str](), Found()
+    print(f"{state.kills.total()} of {asked.kills} kills are done; --seed {state.seed}, {asked.state}", flush=True)
+    if state.kills.total() < asked.kills and not state.found.faults:
+        state.calls += 1
+        disturbed(asked, state)
+    print(*state.found.faults, sep="\n", end="\n" if state.found.faults else "")
+    print(state.verdict(asked.kills))
+    if state.found.faults:
+        return 1
+    return 0 if state.kills.total() >= asked.kills else MORE
+
+
+def disturbed(asked: argparse.Namespace, state: State) -> None:
+    """Disturb and check searches until enough was killed, time is up or a check fails; the file is kept up."""
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="assay-chaos-"))
 
     def tell(text: str) -> None:
         if asked.verbose:
@@ -225,30 +162,31 @@ def main() -> int:
     early = 0.01 if asked.engine == "ray" else 0.1
     server = Server(folder)
     tell("the server answers")
-    number = drivers = 0
     try:
-        while total.total() < asked.kills and time.monotonic() - began < 60 * asked.minutes:
-            overrides = variants(number, asked.seed, asked.trials, asked.engine)
+        while (
+            state.kills.total() < asked.kills
+            and time.monotonic() - began < 60 * asked.minutes
+            and not state.found.faults
+        ):
+            number, since = len(state.pieces), time.monotonic()
+            overrides = variants(number, state.seed, state.trials, asked.engine)
             search = Search(folder=folder, name=f"chaos-{number}", overrides=overrides, store=server.uri, early=early)
-            disturb(search, server, rng, asked.kills - total.total(), asked.pause, tell)
-            total += search.killed
-            drivers += search.drivers
-            comparison = Comparison(folder=folder, name=search.name, overrides=overrides, shown=shown_by(folder))
-            found += checked(comparison, FORKS)
-            number += 1
+            rng, left = random.Random(f"{state.seed}/{number}"), asked.kills - state.kills.total()
+            try:
+                disturb(search, server, rng, left, asked.pause, tell)
+                comparison = Comparison(folder=folder, name=search.name, overrides=overrides, shown=shown_by(folder))
+                found = checked(comparison, FORKS)
+            except Fault as fault:
+                found = Found(faults=[str(fault)])
+            state.add(search.killed, search.drivers, time.monotonic() - since, found)
+            state.write(asked.state)
             print(f"{time.monotonic() - began:5.0f} s: {search.name}: {dict(search.killed)}; {found}", flush=True)
     finally:
         server.end()
-    print(
-        f"chaos, engine {asked.engine}: {total.total()} SIGKILLs ({total['worker']} workers, {total['driver']} "
-        f"drivers, {total['server']} tracking servers) over {number} searches in {time.monotonic() - began:.0f} s; "
-        f"{drivers} drivers and {server.started} servers were started; {found}"
-    )
-    if found.faults:
-        print(f"kept: {folder}", *found.faults, sep="\n")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    if state.found.faults:
+        print(f"kept: {folder}")
+    else:
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
