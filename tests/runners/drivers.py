@@ -62,9 +62,14 @@ class Driver:
         self._process.kill()
         return self.wait()
 
-    def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        self._process.join(HANGS_SECONDS)
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float = HANGS_SECONDS) -> int:
+        """Its exit code, once it has ended, which may take so long."""
+        self._process.join(seconds)
         code = self._process.exitcode
         assert code is not None, f"the driver hangs: {self.err}"
         return code

@@ -2,14 +2,17 @@
 
 import io
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from drivers import Driver
+from gated_trials import ALL, allow
+from made_up import environment
 from mlflow.exceptions import MlflowException
+from processes import wait_for
 from studied import FINITE, experiment, uri
+from test_kill import stored
 
 from runners import recorder
 from runners.progress import Progress
@@ -129,19 +132,17 @@ def test_a_failing_store_loses_nothing_and_catches_up(tmp_path: Path, monkeypatc
 @pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    file = tmp_path / "small.yaml"
-    file.write_text(experiment().text)
-    command = [sys.executable, str(Path(__file__).parent / "drive.py"), str(tmp_path), str(file)]
-    with subprocess.Popen(
-        [*command, "budget.tokens=131072"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as driver:
-        assert driver.stderr is not None
-        while "best" not in driver.stderr.readline():
-            pass
-        driver.send_signal(number)
-        out, err = driver.communicate(timeout=30)
-    assert driver.returncode == 0, err
-    assert f"stopped by {number.name}; running 1; interrupted {number.name}" in out
-    statuses = {str(child["status"]) for child in children(tmp_path)}
-    assert "RUNNING" not in statuses
-    assert "KILLED" in statuses
+    allow(gate := tmp_path / "gate", 2)
+    asked, given = ("search.trials=5", "budget.max_seconds=3600"), environment(seconds=0.05, gate=gate)
+    driver = Driver(tmp_path, *asked, given=given)
+    wait_for("the third trial", lambda: stored(tmp_path) == 3)
+    driver.signal(number)
+    assert driver.wait(30.0) == 0, driver.err
+    assert f"stopped by {number.name}; running 1; interrupted {number.name}" in driver.out
+    assert [child["status"] for child in children(tmp_path)].count("KILLED") == 1
+    assert "RUNNING" not in {child["status"] for child in children(tmp_path)}
+    allow(gate, ALL)
+    (again := Driver(tmp_path, *asked, given=given)).finish()
+    assert "all 5 trials were run; running 0" in again.out
+    assert sorted(str(child[Tag.NUMBER]) for child in children(tmp_path)) == list("01234")
+    assert {child["status"] for child in children(tmp_path)} == {"FINISHED"}
