@@ -1,6 +1,10 @@
 """Runs that are written several at once are those that MLflow's client would write, or none of them."""
 
 import io
+import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 import sqlalchemy
 from mlflow.exceptions import MlflowException
 from servers import postgres
+from sql_deaths import COMMIT
 from tracked import Searched, children, readings, result, searched, store_uri
 
 from runners.progress import Progress
@@ -198,3 +203,21 @@ def test_a_trial_that_cannot_be_written_holds_up_none_of_those_written_with_it(t
     tracker.refuses = False
     assert recorder.close(lambda: tracker.finish_search("FINISHED")) == 0
     assert [run.info.status for run in children(store_uri(tmp_path))] == ["FINISHED"] * 4
+
+
+@pytest.mark.fault
+def test_a_kill_while_runs_are_written_together_leaves_all_of_it_or_nothing_and_no_point_twice(tmp_path: Path) -> None:
+    words = [sys.executable, str(Path(__file__).parent / "bulk_deaths.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    died = {death["moment"]["what"]: death["code"] for death in found["deaths"]}
+    assert set(died.values()) == {-signal.SIGKILL}
+    tables = ("runs", "tags", "params", "metrics", "latest_metrics", "inputs", "input_tags")
+    assert died.keys() >= {*(f"INSERT INTO {table}" for table in tables), "UPDATE runs SET", COMMIT}
+    assert [found["before"]["0"][0], found["before"].get("1")] == ["RUNNING", None]
+    assert [run[0] for run in found["whole"].values()] == ["FINISHED", "FINISHED"]
+    for death in found["deaths"]:
+        has_committed = death["moment"]["what"] == COMMIT and death["moment"]["when"] == "after"
+        assert death["after"] == found["whole" if has_committed else "before"], death["moment"]
+        assert death["again"] == found["whole"], death["moment"]
