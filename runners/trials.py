@@ -24,11 +24,14 @@ def named(path: str) -> RunJob:
 
 
 def trained() -> RunJob:
-    """Trials that train their candidate; data are loaded once."""
+    """Trials that train their candidate; data are loaded once, and all code before the first of them."""
+    from runners.candidate import full_space
     from runners.checkpoints import Checkpointing
     from runners.tasks.data import TaskData
     from runners.train import run_trial
 
+    full_space()
+    _train_once()
     data: dict[str, TaskData] = {}
 
     def checkpointing(kept: dict[str, Any] | None) -> Checkpointing | None:
@@ -52,3 +55,15 @@ def trained() -> RunJob:
         )
 
     return run_job
+
+
+def _train_once() -> None:
+    """Have torch load now what it otherwise loads at the first step and at the first tensor without memory."""
+    import torch
+
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cat([torch.zeros(1, device="meta")] * 2)
