@@ -89,7 +89,7 @@ class ArtifactWriter:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         if self._is_listed(path):
-            get_artifact_repository(self._uri).delete_artifacts(path)
+            get_artifact_repository(self._uri, self._client.tracking_uri).delete_artifacts(path)
 
     def read(self, path: str) -> Path | None:
         """A file or folder as it lies now, downloaded when only a server has it; None when absent."""

@@ -36,7 +36,7 @@ def missing_points(ended: Iterable[Ended], held: Mapping[int, float]) -> list[Po
         best = min(best, one.loss)
         before = held[step] if step in held else min(before, max(best, floor))
         if step not in held:
-            points.append(Point(step, before, int(one.seconds * 1000)))
+            points.append(Point(step, before, round(one.seconds * 1000)))
     return points
 
 

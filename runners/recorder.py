@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runners.best import Point
 from runners.connecting import StoreDown
 from runners.showing import Shown
 from search_space.records import Reading, Stage, Status, TrialResult
@@ -81,6 +82,7 @@ class Recorder:
         self._drops: dict[str, tuple[Shown, str]] = {}
         self._ended: list[Shown] = []
         self._notes: list[str] = []
+        self._best: list[Point] = []
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_open = self._is_down = False
@@ -133,6 +135,11 @@ class Recorder:
         with self._state:
             self._drops[trial.key] = (trial, why)
 
+    def best(self, point: Point) -> None:
+        """Add a point to the curve of the best loss, on the search's own run."""
+        with self._state:
+            self._best.append(point)
+
     def ended(self, stage: Stage) -> list[Shown]:
         """Trials of a stage whose end the store shows since this was last asked; raises what broke the thread."""
         with self._state:
@@ -180,7 +187,8 @@ class Recorder:
                 )
                 self._state.wait_for(lambda: self._closing, max(0.0, ready - time.monotonic()))
                 # Trials without an end were cut off; what closes the search marks them.
-                is_done = self._is_open and not (self._drops or any(w.result for w in self._wanted.values()))
+                left = self._drops or self._best or any(w.result for w in self._wanted.values())
+                is_done = self._is_open and not left
                 if self._closing and (is_done or self._is_stuck()):
                     return
                 wanted = list(self._wanted.values())
@@ -221,7 +229,8 @@ class Recorder:
         for group in self._groups(wanted):
             failures += self._show_together(group)
             if len(failures) >= MOST_FAILURES:
-                break
+                raise failures[0]
+        self._show_best()
         if failures:
             raise failures[0]
         self._drop()
@@ -241,14 +250,14 @@ class Recorder:
         if group:
             yield group
 
-    def _show_together(self, group: list[_Wanted]) -> list[Exception]:
-        """Write a group, or one by one what can be written of it; what went wrong."""
+    def _show_together(self, group: list[_Wanted], *, ends: bool = True) -> list[Exception]:
+        """Write a group, or one by one what can be written of it; what went wrong. Without `ends` no trial is closed."""
         failures: list[Exception] = []
         ended: list[tuple[_Wanted, TrialResult]] = []
         try:
             with self._tracker.together():
                 for each in group:
-                    result = self._bring(each)
+                    result = self._bring(each, ends=ends)
                     if result is not None:
                         ended.append((each, result))
                 self._tracker.flush(*(each.run for each in group))
@@ -257,7 +266,9 @@ class Recorder:
                 each.begin_again()
             if len(group) == 1:
                 self._put_off(group[0])
-                return [error]
+                # Of a trial whose end cannot be written it is shown at least that it runs.
+                again = ends and self._tracker.writes_together and group[0].result is not None
+                return [error, *(self._show_together(group, ends=False) if again else ())]
             for each in group:
                 failures += self._show_together([each])
                 if len(failures) >= MOST_FAILURES:
@@ -266,6 +277,14 @@ class Recorder:
         for each, result in ended:
             self._end(each, result)
         return []
+
+    def _show_best(self) -> None:
+        """Bring the curve of the best loss to where it is; what could not be sent is sent next time."""
+        with self._state:
+            points, self._best = self._best, []
+        for point in points:
+            self._tracker.log_best(point)
+        self._tracker.flush(self.parent)
 
     def _drop(self) -> None:
         """Delete the models that are to go, of trials whose end the store shows."""
@@ -281,7 +300,7 @@ class Recorder:
             if self._wanted.get(key) is wanted:
                 self._wanted[key] = self._wanted.pop(key)
 
-    def _bring(self, wanted: _Wanted) -> TrialResult | None:
+    def _bring(self, wanted: _Wanted, *, ends: bool) -> TrialResult | None:
         """Bring a trial's run to what is wanted of it; its end, when that is brought too."""
         trial = wanted.trial
         if not wanted.run:
@@ -300,7 +319,7 @@ class Recorder:
             )
             wanted.anew = wanted.is_new = False
         with self._state:
-            readings, wanted.readings, result = wanted.readings, [], wanted.result
+            readings, wanted.readings, result = wanted.readings, [], wanted.result if ends else None
         wanted.queued += readings
         for reading in readings:
             self._tracker.log_reading(wanted.run, reading)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners.attempts import CHECKPOINTS, Attempts
+from runners.best import Point
 from runners.engine import AbstractSource, Interrupts, Job
 from runners.engines import open_engine, with_jobs
 from runners.environment import capture
@@ -155,8 +156,10 @@ class SearchSource(AbstractSource):
         self._tokens = 0
         self._best: tuple[float, int] = (math.inf, -1)
         self._counted: set[int] = set()
+        self._finished = self._told = 0
         for entry in study.trials():
             self._count(entry)
+        self._show_best(max((_ended_at(entry) for entry in study.trials() if entry.result), default=0))
 
     def catch_up(self) -> None:
         """Take over what an earlier driver left: trials to run again, ends that it did not live to show."""
@@ -197,6 +200,7 @@ class SearchSource(AbstractSource):
         """Count what other drivers' trials came to."""
         for entry in self._study.news():
             self._count(entry)
+            self._show_best(_ended_at(entry))
             self._quota.know(entry)
 
     def waits(self) -> bool:
@@ -255,6 +259,7 @@ class SearchSource(AbstractSource):
             self._recorder.drop_weights(self._shown(entry), WHY_DELETED)
         self._recorder.finish(shown, ended)
         self._count(self._study.trials()[key])
+        self._show_best(_ended_at(self._study.trials()[key]))
         if self._heirlooms is not None:
             with self._study.up_to_date():
                 self._heirlooms.tidy(self._study.trials())
@@ -338,6 +343,13 @@ class SearchSource(AbstractSource):
         self._tokens += result.tokens
         if result.status is Status.OK:
             self._best = min(self._best, (result.metrics[Metric.LOSS], entry.number))
+            self._finished += 1
+
+    def _show_best(self, milliseconds: int) -> None:
+        """The next point of the curve of the best loss: by the driver that leads alone, which counts all trials."""
+        if self._finished > self._told and not self._study.joined:
+            self._told = self._finished
+            self._recorder.best(Point(self._finished, self._best[0], milliseconds))
 
     def show(self, *, now: bool = False) -> None:
         """Show where the search stands."""
@@ -354,3 +366,8 @@ class SearchSource(AbstractSource):
             eta_seconds=elapsed / self._ended_here * left if self._ended_here else None,
         )
         self._progress.show(snapshot, now=now)
+
+
+def _ended_at(entry: Entry) -> int:
+    """Milliseconds since the epoch at which a trial ended; where it has not, at which it began."""
+    return int((entry.started + (entry.result.seconds if entry.result else 0.0)) * 1000)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runners.best import Ended, missing_points
 from runners.candidate import full_space
 from runners.contestants import NOTE, shown_terms
 from runners.environment import Environment
@@ -180,6 +181,8 @@ class _Sync:
             self._tracker.finish_trial(run, result, weights)
             if count % 20 == 0 or count == len(missing):
                 progress(f"{count} of {len(missing)} trials written")
+        for point in missing_points(_finished(ended), {}):
+            self._tracker.log_best(point)
         self._tracker.finish_search("FINISHED" if complete else "KILLED", _summary(ended))
         return without
 
@@ -247,6 +250,12 @@ def _is_shown(known: Mapping[str, Mapping[str, str]], name: str, shown: Shown, r
     tags = known.get(f"{name}/{shown.key}", {})
     same_attempts = tags.get(Tag.ATTEMPTS) == shown.tags.get(Tag.ATTEMPTS)
     return tags.get(Tag.STATUS) == result.status and tags.get("status") != "RUNNING" and same_attempts
+
+
+def _finished(ended: list[tuple[Shown, TrialResult]]) -> Iterator[Ended]:
+    for shown, result in ended:
+        if shown.stage is Stage.SEARCH and result.status is Status.OK:
+            yield Ended(shown.started + result.seconds, shown.number, result.metrics[Metric.LOSS])
 
 
 def _summary(ended: list[tuple[Shown, TrialResult]]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runners import rows
 from runners.artifacts import ArtifactWriter, rehome, whole_file, write
+from runners.best import Point
 from runners.connecting import StoreError, connect
 from runners.curves import CurveShards
 from runners.driver import this_driver
@@ -20,6 +21,7 @@ from runners.openrun import OpenRun
 from runners.shared import store_shared
 from runners.stale import close_children
 from runners.store import every_run
+from runners.table import TrialTable
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate, public_uri
 from search_space.records import (
@@ -96,6 +98,8 @@ class Tracker:
             self._intended.difference_update(batch.created)
         except BaseException:
             self._intended.update(batch.created)
+            for run_id in batch.created:  # To what is not there, the end of the search sends nothing.
+                self._open.pop(run_id, None)
             raise
         finally:
             self._batch = None
@@ -143,6 +147,14 @@ class Tracker:
         write(lambda: self.client.set_experiment_tag(self._experiment, rows.VIEW_TAG, view))
         parent.tags[f"{Tag.JOINED}{this_driver()}" if joined else Tag.DRIVER] = this_driver()
         parent.tags[Tag.BEAT] = str(int(time.time()))
+        self._table = TrialTable(
+            self.client,
+            self._known[experiment.name],
+            parent.files,
+            driver=this_driver() if joined else "",
+            is_served=not self._location,
+        )
+        parent.tags.update(self._table.begun)
         if study_uri:
             parent.tags[Tag.STUDY] = public_uri(study_uri)
         if data.bigram_loss is not None:
@@ -203,6 +215,7 @@ class Tracker:
                 Tag.FINGERPRINT: spec.data_fingerprint,
                 Tag.DETERMINISTIC: str(spec.deterministic).lower(),
                 Tag.ENVIRONMENT: self._environment.id,
+                Tag.BATCH: self._table.mark,
                 Tag.NOTE: rows.child_note(self._name, number, stage, resolved),
                 "mlflow.parentRunId": self._parent.run_id,
                 **({Tag.REPLACES: earlier.info.run_id} if earlier else {}),
@@ -244,7 +257,7 @@ class Tracker:
         for reading in result.curve:
             opened.take_reading(reading, opened.stamp(reading.seconds))
         end = opened.stamp(result.seconds)
-        opened.tags.update(rows.result_tags(result))
+        opened.tags.update({Tag.BATCH: self._table.mark, **rows.result_tags(result)})
         if result.last_lines:
             opened.files.put_text(Artifact.TRACEBACK, result.last_lines)
         elif opened.tried:
@@ -261,10 +274,15 @@ class Tracker:
         if result.status == Status.PREEMPTED:
             return
         curve = rows.finite_curve(result.curve)
-        if self._batch is None:
+
+        def add() -> None:
             self._curves.add(run_id, opened.number, opened.stage, curve)
+            self._table.add()
+
+        if self._batch is None:
+            add()
         else:
-            self._batch.then(lambda: self._curves.add(run_id, opened.number, opened.stage, curve))
+            self._batch.then(add)
 
     def _look_up(self, key: str) -> None:
         """Know a run that another driver may have begun since this one opened the search."""
@@ -279,7 +297,8 @@ class Tracker:
         run = self._known.get(key)
         if run is not None:
             ArtifactWriter(self.client, self.place, run).remove(Artifact.MODEL)
-            write(lambda: self.client.set_tag(run.info.run_id, Tag.WEIGHTS, why))
+            for tag, value in ((Tag.BATCH, self._table.mark), (Tag.WEIGHTS, why)):
+                write(lambda tag=tag, value=value: self.client.set_tag(run.info.run_id, tag, value))  # type: ignore[misc]
 
     def tag_search(self, tags: Mapping[str, str]) -> None:
         """Put tags on the search's own run."""
@@ -292,6 +311,11 @@ class Tracker:
         with ExitStack() as each:
             for opened in [self._open[run] for run in run_ids or self._open if run in self._open]:
                 each.callback(opened.send, self._runs)
+
+    def log_best(self, point: Point) -> None:
+        """Queue a point of the curve of the best loss, unless the curve has come as far; `flush` sends it."""
+        if point.step > max(self._parent.steps.get(Metric.BEST_SO_FAR, ()), default=0):
+            self._parent.take(Metric.BEST_SO_FAR, point.loss, point.step, point.milliseconds)
 
     def beat(self) -> None:
         """Say on the search's page that its driver lives."""
@@ -314,7 +338,7 @@ class Tracker:
             if not others:
                 each.callback(lambda: write(lambda: self.client.set_terminated(parent.run_id, status)))
                 each.callback(close_children, self.client, self._experiment)
-                each.callback(self._complete_curves)
+                each.callback(self._complete_tables)
             each.callback(whole_file, self.place)
             each.callback(self._curves.flush)
             each.callback(self.flush)
@@ -372,6 +396,8 @@ class Tracker:
             run = self._create(key, stamp, short, name)
             short = {}
         else:
+            if number >= 0:  # Before anything changes, so that a reader who knows the run from earlier looks again.
+                write(lambda: self.client.set_tag(run.info.run_id, Tag.BATCH, short[Tag.BATCH]))
             self._intended.discard(run.info.run_id)
             held = run.data.params
             steps = {metric: self._steps(run.info.run_id, metric) for metric in run.data.metrics}
@@ -429,18 +455,21 @@ class Tracker:
     def _steps(self, run_id: str, metric: str) -> set[int]:
         return {point.step for point in self.client.get_metric_history(run_id, metric)}
 
-    def _complete_curves(self) -> None:
-        """Store the open shard, first adding finished trials that a kill kept out of every shard."""
-        for run in every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'"):
-            tags = run.data.tags
-            if tags.get(Tag.STATUS, Status.PREEMPTED) != Status.PREEMPTED and not self._curves.holds(
+    def _complete_tables(self) -> None:
+        """Store all curves, those too that a kill kept out of every shard, and the table of the trials."""
+        tags = self.client.get_run(self._parent.run_id).data.tags
+        runs = every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'")
+        for run in runs:
+            about = run.data.tags
+            if about.get(Tag.STATUS, Status.PREEMPTED) != Status.PREEMPTED and not self._curves.holds(
                 run.info.run_id, 1
             ):
                 text = ArtifactWriter(self.client, self.place, run).read_text(Artifact.RESULT)
                 if text:
                     curve = rows.curve_of(text)
-                    self._curves.add(run.info.run_id, int(tags[Tag.NUMBER]), Stage(tags[Tag.STAGE]), curve)
-        self._curves.flush()
+                    self._curves.add(run.info.run_id, int(about[Tag.NUMBER]), Stage(about[Tag.STAGE]), curve)
+        self._curves.join(self._parent.files)
+        self._table.close(runs, tags)
 
 
 def _now() -> int:
