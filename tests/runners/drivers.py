@@ -45,6 +45,12 @@ class Driver:
         return self._process.exitcode is not None
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def out(self) -> str:
         """What it has printed so far."""
         return self._read("out")
@@ -64,8 +70,7 @@ class Driver:
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def wait(self, seconds: float = HANGS_SECONDS) -> int:
         """Its exit code, once it has ended, which may take so long."""
