@@ -75,7 +75,7 @@ def list_searches(uri: str) -> list[SearchRow]:
 
 def list_runs(uri: str, name: str) -> list[RunRow]:
     """The trials of one search: search stage first, then finals and replays, each by number."""
-    rows = [row for row in _runs(uri, [_experiment(uri, name)]) if row.is_trial]
+    rows = [row for row in _search_runs(uri, name) if row.is_trial]
     order = [str(stage) for stage in Stage]
     return sorted(rows, key=lambda row: (order.index(row.stage), row.number, row.generation, row.start))
 
@@ -236,6 +236,15 @@ def _experiments(uri: str) -> dict[str, str]:
 
 def _runs(uri: str, experiment_ids: list[str]) -> list[RunRow]:
     return _reader(uri).runs(uri, experiment_ids)
+
+
+def _search_runs(uri: str, name: str) -> list[RunRow]:
+    experiment = _experiment(uri, name)
+    if _reader(uri) is not webread:
+        return _runs(uri, [experiment])
+    from analysis import uptodate
+
+    return uptodate.read(uri, name, experiment).rows or []
 
 
 def _by_prefix(uri: str, prefix: str) -> RunRow:

@@ -251,7 +251,7 @@ class Recorder:
             yield group
 
     def _show_together(self, group: list[_Wanted], *, ends: bool = True) -> list[Exception]:
-        """Write a group, or one by one what can be written of it; what went wrong. Without `ends` no trial is closed."""
+        """Write a group, or one by one what can be written of it; what went wrong. `ends` closes trials too."""
         failures: list[Exception] = []
         ended: list[tuple[_Wanted, TrialResult]] = []
         try:

@@ -113,6 +113,10 @@ def test_so_many_requests_read_a_search_however_many_trials_it_has(
         assert not [path for path in running.asked[before:] if "metrics" in path]
         assert len(cold.trials) == count
         before = len(running.asked)
+        listed = load.list_runs(running.uri, name)
+        assert len(running.asked) - before <= COLD
+        assert [row.number for row in listed] == list(range(count))
+        before = len(running.asked)
         warm = load_by_tables(monkeypatch, running.uri, name)
         assert len(running.asked) - before <= WARM
         pd.testing.assert_frame_equal(warm.frame, cold.frame)
