@@ -23,6 +23,7 @@ SILENT_SECONDS = 60.0
 """A driver of another machine that was silent for so long is taken for dead."""
 _PREFIX = "assay.driver/"
 _LEFT = 0.0
+_LOCK = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)")
 
 
 class Crew:
@@ -38,10 +39,10 @@ class Crew:
         self.beat()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Alone among all drivers, for the time of one proposal."""
-        with self._turns.hold():
-            yield
+    def turn(self) -> Iterator[sqlalchemy.Connection | None]:
+        """Alone among all drivers, for the time of one proposal; where turns are transactions, the one of this turn."""
+        with self._turns.hold() as transaction:
+            yield transaction
 
     def beat(self) -> None:
         """Say that this driver lives; costs nothing until a beat is due."""
@@ -104,8 +105,8 @@ class DatabaseTurns:
         self._key = key
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Wait for the turn and keep it until the transaction ends."""
-        with self._engine.connect() as connection, connection.begin():
-            connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": self._key})
-            yield
+    def hold(self) -> Iterator[sqlalchemy.Connection]:
+        """Wait for the turn and keep it until the transaction ends, in which things may be stored."""
+        with self._engine.begin() as connection:
+            connection.execute(_LOCK, {"key": self._key})
+            yield connection

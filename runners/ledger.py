@@ -21,8 +21,9 @@ from optuna.distributions import (
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import Connection
 
-from runners.storing import OWNER, End, StudyTables, hasten, lasting
+from runners.storing import OWNER, End, StudyTables, log_ahead
 from search_space.domains import Choice, Domain, IntRange, Scalar
 from search_space.errors import UserError
 from search_space.places import driver_uri
@@ -91,9 +92,7 @@ def _patiently_opened(uri: str) -> RDBStorage:
     """Opened although another process makes the tables at this moment: whoever comes second finds them in its way."""
     for attempt in range(_OPENINGS):
         try:
-            storage = _opened(uri)
-            hasten(storage.engine)
-            return storage
+            return _opened(uri)
         except (
             sqlalchemy.exc.IntegrityError,
             sqlalchemy.exc.OperationalError,
@@ -109,7 +108,10 @@ def _patiently_opened(uri: str) -> RDBStorage:
 def _opened(uri: str) -> RDBStorage:
     if not uri.startswith(SQLITE):
         return RDBStorage(driver_uri(uri))
-    return RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})
+    storage = RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}})
+    storage.engine.dispose()
+    sqlalchemy.event.listen(storage.engine, "connect", log_ahead)
+    return storage
 
 
 def distribution(domain: Domain) -> BaseDistribution:
@@ -187,21 +189,27 @@ class Ledger:
     def __getitem__(self, number: int) -> Entry:
         return self._entries[number]
 
-    def add(self, entry: Entry, domains: Mapping[str, Domain]) -> None:
-        """Store the trial whole; `domains` are the searched paths of its point."""
+    def add(self, entry: Entry, domains: Mapping[str, Domain], turn: Connection | None = None) -> None:
+        """Store the trial whole; `domains` are the searched paths of its point.
+
+        `turn`, here and below, is the transaction of the driver's turn, where it is one, to be stored with.
+        """
         assert entry.number == len(self), f"trial {entry.number} would be stored as number {len(self)}"
         # To the bit as it will be read again: points in time that count from it are written more than once.
         started = datetime.datetime.fromtimestamp(entry.started or time.time()).timestamp()
         entry = dataclasses.replace(entry, started=started)
         distributions = {path: distribution(domain) for path, domain in domains.items()}
-        self._ids.append(self._stored(entry, distributions))
+        self._ids.append(self._stored(entry, distributions, turn))
         self._entries.append(entry)
         self._put(entry)
 
-    def _stored(self, entry: Entry, distributions: dict[str, BaseDistribution]) -> int:
+    def _stored(self, entry: Entry, distributions: dict[str, BaseDistribution], turn: Connection | None) -> int:
         if entry.result is not None or entry.readings:
             return self._storage.create_new_trial(self._study, _frozen(entry, distributions))
-        return self._tables.begin(entry.number, entry.started, entry.point, distributions, _attributes(entry))
+        with self._tables.transaction(turn) as connection:
+            return self._tables.begin(
+                connection, entry.number, entry.started, entry.point, distributions, _attributes(entry)
+            )
 
     def read(self, number: int, tokens: int, loss: float, speed: float = 0.0) -> bool:
         """Store one reading of a running trial, and a speed above 0; a repeated one overwrites.
@@ -217,13 +225,13 @@ class Ledger:
         self._put(dataclasses.replace(entry, readings={**entry.readings, tokens: loss}))
         return True
 
-    def record(self, number: int, result: TrialResult) -> bool:
+    def record(self, number: int, result: TrialResult, turn: Connection | None = None) -> bool:
         """Store how a trial ended, on the disk; it counts as running until it is settled.
 
         False, with nothing stored, when another driver claimed the trial.
         """
         entry = self._entries[number]
-        with self._storage.engine.connect() as connection, lasting(connection):
+        with self._tables.transaction(turn, lasting=True) as connection:
             if not self._tables.attribute(connection, self._ids[number], RESULT, to_plain(result), entry.owner):
                 return False
         self._put(dataclasses.replace(entry, result=result))
@@ -239,7 +247,7 @@ class Ledger:
         self._storage.set_trial_user_attr(self._ids[number], MUTATIONS, list(mutations))
         self._put(dataclasses.replace(self._entries[number], mutations=tuple(mutations)))
 
-    def settle(self, ended: Mapping[int, Sequence[float]], me: str = "") -> None:
+    def settle(self, ended: Mapping[int, Sequence[float]], me: str = "", turn: Connection | None = None) -> None:
         """Close recorded trials, but for those that another driver than `me` claimed.
 
         Each comes with its objectives; one that is ok without any is closed as failed.
@@ -247,7 +255,7 @@ class Ledger:
         ends = [self._end(number, values) for number, values in ended.items()]
         if not ends:
             return
-        with self._storage.engine.begin() as connection:
+        with self._tables.transaction(turn, hasty=True) as connection:
             closed = self._tables.close(connection, ends, me)
         for number in ended:
             if self._ids[number] in closed:

@@ -5,8 +5,8 @@ the disk at every step. What it checks holds by construction, or is a condition 
 under the study's turn, choice sets are fixed within a generation, and a trial that ended or is another driver's is not
 written.
 
-Only the end of a trial is waited for until it is on the disk. Both databases log what they are told in order, so that
-everything that was stored before lies there too; DECISIONS.md says why that is enough.
+An end is on the disk before it counts, and with it all that was stored before, since a database logs in order. Readings
+and closes are not waited for; DECISIONS.md says why they need not be.
 """
 
 import json
@@ -26,7 +26,21 @@ from optuna.storages._rdb.models import (
     TrialValueModel,
 )
 from optuna.trial import TrialState
-from sqlalchemy import Connection, Engine, Table, bindparam, cast, event, exists, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    bindparam,
+    cast,
+    exists,
+    func,
+    insert,
+    select,
+    text,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from search_space.domains import Scalar
@@ -39,7 +53,8 @@ _PARAMS: Table = TrialParamModel.__table__
 _ATTRIBUTES: Table = TrialUserAttributeModel.__table__
 _READINGS: Table = TrialIntermediateValueModel.__table__
 _VALUES: Table = TrialValueModel.__table__
-_DURABLE = "synchronous_commit"
+_HASTE = func.set_config("synchronous_commit", "off", True)
+"""Lets PostgreSQL's present transaction end without a wait for the disk."""
 _NEW_TRIAL, _NEW_PARAMS, _NEW_ATTRIBUTES = insert(_TRIALS), insert(_PARAMS), insert(_ATTRIBUTES)
 _SINCE = text("SELECT trial_id FROM trials WHERE study_id = :study AND number >= :known ORDER BY number")
 _CLAIM = text("SELECT value_json FROM trial_user_attributes WHERE trial_id = :trial AND key = :key")
@@ -55,41 +70,10 @@ _CLOSE = (
 )
 
 
-def hasten(engine: Engine) -> None:
-    """Let commits on connections of the engine survive the death of every process without a wait for the disk."""
-    engine.dispose()
-    event.listen(engine, "connect", _hasten_sqlite if engine.dialect.name == _SQLITE else _hasten_postgres)
-
-
-def _hasten_sqlite(connection: Any, record: Any) -> None:
+def log_ahead(connection: Any, record: Any) -> None:
+    """Let commits on a new connection to SQLite survive the death of every process without a wait for the disk."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-
-
-def _hasten_postgres(connection: Any, record: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SHOW {_DURABLE}")
-        (record.info[_DURABLE],) = cursor.fetchone()
-        cursor.execute(f"SET {_DURABLE} TO off")
-    connection.commit()
-
-
-@contextmanager
-def lasting(connection: Connection) -> Iterator[None]:
-    """One transaction, begun and committed here, that is on the disk when it returns, with all that came before."""
-    if connection.dialect.name == _SQLITE:
-        connection.exec_driver_sql("PRAGMA synchronous=FULL")
-        connection.commit()
-    try:
-        with connection.begin():
-            if _DURABLE in connection.info:
-                own = {"name": _DURABLE, "own": connection.info[_DURABLE]}
-                connection.execute(text("SELECT set_config(:name, :own, true)"), own)
-            yield
-    finally:
-        if connection.dialect.name == _SQLITE:
-            connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
-            connection.commit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +93,38 @@ class StudyTables:
         self._study = study_id
         # A statement of its own needs no BEGIN and no COMMIT, which would be messages of their own.
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._read = _upsert(engine, _READINGS, "step", "intermediate_value", "intermediate_value_type")
+        self._is_sqlite = engine.dialect.name == _SQLITE
+        hasty = true() if self._is_sqlite else _HASTE == "off"
+        self._read = _upsert(engine, _READINGS, "step", "intermediate_value", "intermediate_value_type", also=hasty)
         self._attribute = _upsert(engine, _ATTRIBUTES, "key", "value_json")
         self._value = _upsert(engine, _VALUES, "objective", "value", "value_type")
+
+    @contextmanager
+    def transaction(
+        self, turn: Connection | None = None, *, lasting: bool = False, hasty: bool = False
+    ) -> Iterator[Connection]:
+        """The transaction of a turn, or one of its own that ends here.
+
+        SQLite waits for the disk where it is `lasting`; PostgreSQL does, unless it is `hasty`.
+        """
+        if turn is not None:
+            if hasty:
+                turn.execute(select(_HASTE))
+            yield turn
+            return
+        with self._engine.connect() as connection:
+            if lasting and self._is_sqlite:
+                connection.exec_driver_sql("PRAGMA synchronous=FULL")
+                connection.commit()
+            try:
+                with connection.begin():
+                    if hasty and not self._is_sqlite:
+                        connection.execute(select(_HASTE))
+                    yield connection
+            finally:
+                if lasting and self._is_sqlite:
+                    connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
+                    connection.commit()
 
     def since(self, known: int) -> list[int]:
         """Ids of the trials beyond the first `known`, in order."""
@@ -126,41 +139,38 @@ class StudyTables:
 
     def begin(
         self,
+        connection: Connection,
         number: int,
         started: float,
         point: Mapping[str, Scalar],
         distributions: Mapping[str, BaseDistribution],
         attributes: Mapping[str, Any],
     ) -> int:
-        """Store a running trial, whole or not at all; its id. `started` is in seconds since the epoch."""
+        """Store a running trial within a transaction; its id. `started` is in seconds since the epoch."""
         trial = {
             "study_id": self._study,
             "number": number,
             "state": TrialState.RUNNING,
             "datetime_start": _utc(started),
         }
-        with self._engine.begin() as connection:
-            key = connection.execute(_NEW_TRIAL, trial).inserted_primary_key
-            assert key is not None, "the database gave the trial no id"
-            trial_id = int(key[0])
-            if distributions:
-                connection.execute(
-                    _NEW_PARAMS,
-                    [
-                        {
-                            "trial_id": trial_id,
-                            "param_name": path,
-                            "param_value": held.to_internal_repr(point[path]),
-                            "distribution_json": distribution_to_json(held),
-                        }
-                        for path, held in distributions.items()
-                    ],
-                )
-            given = [
-                {"trial_id": trial_id, "key": name, "value_json": json.dumps(value)}
-                for name, value in attributes.items()
+        key = connection.execute(_NEW_TRIAL, trial).inserted_primary_key
+        assert key is not None, "the database gave the trial no id"
+        trial_id = int(key[0])
+        if distributions:
+            params = [
+                {
+                    "trial_id": trial_id,
+                    "param_name": path,
+                    "param_value": held.to_internal_repr(point[path]),
+                    "distribution_json": distribution_to_json(held),
+                }
+                for path, held in distributions.items()
             ]
-            connection.execute(_NEW_ATTRIBUTES, given)
+            connection.execute(_NEW_PARAMS, params)
+        named = [
+            {"trial_id": trial_id, "key": name, "value_json": json.dumps(value)} for name, value in attributes.items()
+        ]
+        connection.execute(_NEW_ATTRIBUTES, named)
         return trial_id
 
     def read(self, trial: int, tokens: int, loss: float, me: str, more: Mapping[str, Any]) -> bool:
@@ -205,7 +215,9 @@ def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
 
 
-def _upsert(engine: Engine, table: Table, key: str, *names: str) -> postgresql.Insert | sqlite.Insert:
+def _upsert(
+    engine: Engine, table: Table, key: str, *names: str, also: ColumnElement[bool] | None = None
+) -> postgresql.Insert | sqlite.Insert:
     """Stores a row of a trial, or overwrites the one with its key, while the trial runs and no other claimed it."""
     types = {name: table.c[name].type for name in ("trial_id", key, *names)}
     given = {name: cast(bindparam(name, type_=kind), kind) for name, kind in types.items()}
@@ -216,7 +228,7 @@ def _upsert(engine: Engine, table: Table, key: str, *names: str) -> postgresql.I
         _ATTRIBUTES.c.value_json != bindparam("me"),
     )
     new = sqlite.insert(table) if engine.dialect.name == _SQLITE else postgresql.insert(table)
-    rows = new.from_select(list(given), select(*given.values()).where(runs, ~claimed))
+    rows = new.from_select(list(given), select(*given.values()).where(runs, ~claimed, true() if also is None else also))
     return rows.on_conflict_do_update(
         index_elements=["trial_id", key], set_={name: rows.excluded[name] for name in names}
     )

@@ -48,6 +48,8 @@ from search_space.records import Reading, TrialResult, TrialSpec
 from search_space.space import searched
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from runners.tasks.data import TaskShape
     from search_space.experiment import Experiment
 
@@ -193,11 +195,11 @@ class Study:
         return told
 
     @contextmanager
-    def up_to_date(self) -> Iterator[None]:
-        """Alone among all drivers, with everything mirrored that they have stored."""
-        with self.crew.turn():
+    def up_to_date(self) -> "Iterator[Connection | None]":
+        """Alone among all drivers, with everything mirrored that they have stored; as `Crew.turn`."""
+        with self.crew.turn() as turn:
             self.refresh()
-            yield
+            yield turn
 
     def adopt(self) -> list[Entry]:
         """Take over the trials whose driver is gone: those that run, and those whose end was not shown."""
@@ -227,21 +229,21 @@ class Study:
 
         `most` bounds the trials of this generation over all drivers.
         """
-        with self.up_to_date():
+        with self.up_to_date() as turn:
             if len(self._ledger) - self.copied >= most:
                 self.ended = f"all {most:g} trials were run"
                 return None
-            return self._propose()
+            return self._propose(turn)
 
-    def _propose(self) -> Proposed | None:
+    def _propose(self, turn: "Connection | None") -> Proposed | None:
         number = len(self._ledger)
         if number == 0 and self.experiment.baseline:
-            return self._store_baseline()
+            return self._store(*self._baseline(), {"redraws": {}, "drawn": False, "baseline": True}, turn)
         found, marks = self.proposer.find(number, self.told(), self._best)
         if found is None:
             self.ended = self.proposer.ended
             return None
-        return self._store(*found, marks)
+        return self._store(*found, marks, turn)
 
     @property
     def population(self) -> Population | None:
@@ -284,8 +286,8 @@ class Study:
 
     def record(self, number: int, result: TrialResult) -> bool:
         """Store how a trial ended, unsettled until `settle`; False, with nothing stored, when it is not held."""
-        with self.crew.turn():
-            if not self._owns(self._ledger[number]) or not self._ledger.record(number, result):
+        with self.crew.turn() as turn:
+            if not self._owns(self._ledger[number]) or not self._ledger.record(number, result, turn):
                 return False
         self._observe(self._ledger[number])
         return True
@@ -299,8 +301,8 @@ class Study:
         if not numbers:
             return
         objectives = self.experiment.objectives
-        with self.crew.turn():
-            self._ledger.settle({n: objective_values(objectives, self._ledger[n]) for n in numbers}, self.crew.me)
+        with self.crew.turn() as turn:
+            self._ledger.settle({n: objective_values(objectives, self._ledger[n]) for n in numbers}, self.crew.me, turn)
 
     def tell(self, number: int, result: TrialResult) -> None:
         """Record and settle."""
@@ -347,14 +349,15 @@ class Study:
         point = self._points[entry.number]
         return None if point is None else as_told(entry, point, self.experiment.objectives, self.generation)
 
-    def _store_baseline(self) -> Proposed:
+    def _baseline(self) -> tuple[Resolved, TrialSpec]:
         try:
-            resolved, spec = self.proposer.resolved(self.experiment.baseline)
+            return self.proposer.resolved(self.experiment.baseline)
         except InfeasibleArchitecture as error:
             raise UserError(f"baseline: cannot be trained under this experiment: {error}") from error
-        return self._store(resolved, spec, {"redraws": {}, "drawn": False, "baseline": True})
 
-    def _store(self, resolved: Resolved, spec: TrialSpec, marks: Mapping[str, Any]) -> Proposed:
+    def _store(
+        self, resolved: Resolved, spec: TrialSpec, marks: Mapping[str, Any], turn: "Connection | None"
+    ) -> Proposed:
         entry = Entry(
             number=len(self._ledger),
             generation=self.generation,
@@ -367,7 +370,7 @@ class Study:
         )
         inside = self._points[entry.number] = completed(self.experiment.space, resolved.flat)
         live = {path: domain for path, domain in self._searched.items() if path in resolved.flat}
-        self._ledger.add(entry, {} if inside is None else live)
+        self._ledger.add(entry, {} if inside is None else live, turn)
         self._untold.add(entry.number)
         self.proposer.know(entry)
         return Proposed(number=entry.number, generation=self.generation, resolved=resolved, spec=spec)
