@@ -116,6 +116,7 @@ def test_a_model_measured_as_too_slow_is_never_a_trial(tmp_path: Path, speeds: d
     assert (tmp_path / "small" / "speeds.jsonl").read_text() == kept, "two architectures, each measured once"
 
 
+@pytest.mark.slow
 def test_a_figure_cut_off_by_a_kill_is_measured_again(tmp_path: Path, guard: Guard) -> None:
     proposed, file = first(tmp_path / "one", 1), tmp_path / "speeds.jsonl"
     limits = Limits(max_latency_ms=1e6)
