@@ -27,7 +27,7 @@ ASKED = (
     "search.pruner={asha: {grace_tokens: 256, factor: 2}}",
     "final={seeds: 2, contrasts: {seed_alone: {}}}",
 )
-OWN = {Tag.DRIVER, Tag.BEAT, Tag.STUDY, "mlflow.user", "mlflow.source.name", "mlflow.source.type"}
+OWN = {Tag.DRIVER, Tag.BEAT, Tag.BATCH, Tag.STUDY, "mlflow.user", "mlflow.source.name", "mlflow.source.type"}
 """Tags that say who wrote, not what was found."""
 
 
