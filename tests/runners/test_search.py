@@ -117,7 +117,7 @@ class Failing(Tracker):
 
 
 def test_a_failing_store_loses_nothing_and_catches_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(recorder, "CLOSE_SECONDS", 4.0)
     tracker = Failing(f"sqlite:///{tmp_path}/mlflow.db")
     outcome, shown = search(tmp_path, "search.trials=3", tracker=tracker)
     assert outcome.counts == {Status.OK: 3}
