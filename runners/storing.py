@@ -91,9 +91,9 @@ class StudyTables:
     def __init__(self, engine: Engine, study_id: int) -> None:
         self._engine = engine
         self._study = study_id
-        # A statement of its own needs no BEGIN and no COMMIT, which would be messages of their own.
-        self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._is_sqlite = engine.dialect.name == _SQLITE
+        # To PostgreSQL, BEGIN and COMMIT are messages of their own, which a statement by itself does not need.
+        self._single = engine if self._is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
         hasty = true() if self._is_sqlite else _HASTE == "off"
         self._read = _upsert(engine, _READINGS, "step", "intermediate_value", "intermediate_value_type", also=hasty)
         self._attribute = _upsert(engine, _ATTRIBUTES, "key", "value_json")
@@ -177,7 +177,7 @@ class StudyTables:
         """Store a reading, and `more` attributes; False when nothing was stored."""
         value, kind = TrialIntermediateValueModel.intermediate_value_to_stored_repr(loss)
         given = {"step": tokens, "intermediate_value": value, "intermediate_value_type": kind}
-        with self._engine.begin() if more else self._single.connect() as connection:
+        with self._engine.begin() if more else self._single.begin() as connection:
             for key, attribute in more.items():
                 self.attribute(connection, trial, key, attribute, me)
             return connection.execute(self._read, {"trial_id": trial, "me": json.dumps(me), **given}).rowcount == 1

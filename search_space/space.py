@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from search_space import domains
-from search_space.domains import Choice, Domain, Scalar
+from search_space.domains import Domain, Scalar
 from search_space.narrowing import NarrowingError, narrow
 from search_space.tree import OneOf, Space, join, plain, unknown
 
@@ -73,7 +73,7 @@ def walk(space: Space, ask: Ask, prefix: str = "") -> dict[str, Scalar]:
         if isinstance(node, Space):
             point.update(walk(node, ask, f"{path}."))
         elif isinstance(node, OneOf):
-            kind = _ask(f"{path}.kind", _kinds(node), ask)
+            kind = _ask(f"{path}.kind", node.kinds, ask)
             assert isinstance(kind, str)
             point[f"{path}.kind"] = kind
             point.update(walk(node.variants[kind], ask, f"{path}.{kind}."))
@@ -84,11 +84,6 @@ def walk(space: Space, ask: Ask, prefix: str = "") -> dict[str, Scalar]:
 
 def _ask(path: str, domain: Domain, ask: Ask) -> Scalar:
     return domains.only_value(domain) if domains.is_fixed(domain) else ask(path, domain)
-
-
-def _kinds(node: OneOf) -> Choice:
-    kinds = tuple(node.variants)
-    return Choice(options=kinds, default=node.default if node.default in kinds else kinds[0], help=node.help)
 
 
 def random_point(space: Space, rng: random.Random) -> dict[str, Scalar]:
@@ -110,7 +105,7 @@ def searched(space: Space, prefix: str = "") -> dict[str, Domain]:
             found.update(searched(node, f"{path}."))
         elif isinstance(node, OneOf):
             if len(node.variants) > 1:
-                found[f"{path}.kind"] = _kinds(node)
+                found[f"{path}.kind"] = node.kinds
             for kind, variant in node.variants.items():
                 found.update(searched(variant, f"{path}.{kind}."))
         elif not domains.is_fixed(node):

@@ -8,7 +8,7 @@ from typing import Any
 
 from search_space import domains
 from search_space.canon import digest
-from search_space.domains import Domain
+from search_space.domains import Choice, Domain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,12 @@ class OneOf:
     default: str
     opt_in: bool = False
     help: str = ""
+
+    @cached_property
+    def kinds(self) -> Choice:
+        """The choice of a variant."""
+        names = tuple(self.variants)
+        return Choice(options=names, default=self.default if self.default in names else names[0], help=self.help)
 
 
 @dataclass(frozen=True, kw_only=True)
