@@ -484,6 +484,10 @@ class AbstractPlacement:
         """One sublayer as the placement wraps it, for layers of more than a mixer and an FFN; None: it cannot."""
         return None
 
+    def layer_form(self, dims: Dims, layer: int) -> object:
+        """What tells the form of a layer from that of others, counted from 0; layers of one form can share a block."""
+        return None
+
     def settle(self, model: nn.Module, d_model: int) -> None:
         """What is done to a model's weights, in place, once they are drawn and after each step of the optimizer."""
 

@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=type[Any])
 
 _VARIANTS: dict[type, dict[str, type[Any]]] = {}
 _PACKAGES = ("mixers", "premixers", "positions", "ffn", "norms", "placements", "inits")
-_MODULES = ("pattern", "residual", "hyper_connections", "gated_residual", "stacks", "encoder_decoder")
+_MODULES = ("pattern", "residual", "looped", "hyper_connections", "gated_residual", "stacks", "encoder_decoder")
 
 
 def register(config: Config) -> Config:

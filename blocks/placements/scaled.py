@@ -56,7 +56,11 @@ class LnScaling(AbstractEvenPlacement):
     def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         if dims.layers == 1:
             return Pre().around(dims, layer, norm, dropout)
-        return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply((layer + 1) ** -0.5)))
+        return Around(dropout, before=nn.Sequential(norm.build(dims.d_model), Multiply(self.layer_form(dims, layer))))
+
+    def layer_form(self, dims: Dims, layer: int) -> float:
+        """The factor on the layer's norms."""
+        return float((layer + 1) ** -0.5)
 
     def canonical(self, dims: Dims) -> AbstractPlacement:
         return self if dims.layers > 1 else Pre()

@@ -149,7 +149,11 @@ class MixLn(AbstractEvenPlacement):
 
     def around(self, dims: Dims, layer: int, norm: AbstractNorm, dropout: nn.Module) -> nn.Module:
         built = norm.build(dims.d_model)
-        return Around(dropout, outer=built) if layer < self._n_post(dims) else Around(dropout, before=built)
+        return Around(dropout, outer=built) if self.layer_form(dims, layer) else Around(dropout, before=built)
+
+    def layer_form(self, dims: Dims, layer: int) -> bool:
+        """Whether the layer is post-norm."""
+        return layer < self._n_post(dims)
 
 
 class MacaronLayer(nn.Module):

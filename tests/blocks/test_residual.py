@@ -179,25 +179,6 @@ def test_no_layer_is_dropped_in_evaluation(small: Make) -> None:
     assert not torch.equal(model.train()(TOKENS)[0], plain(TOKENS)[0])
 
 
-@pytest.mark.parametrize(("order", "used"), [("cycle", [0, 1, 0, 1, 0]), ("repeat", [0, 0, 0, 1, 1])])
-def test_a_looped_model_is_its_unrolled_copy(small: Make, order: str, used: list[int]) -> None:
-    config = made(small, "looped", blocks=2, order=order)
-    model = stirred(config.build(seed=0))
-    plain = small({"layers": 5}).build(seed=0).eval()
-    assert model.layer_block == used
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("layers.")}
-    for layer, block in enumerate(used):
-        state |= {f"layers.{layer}.{name}": tensor for name, tensor in model.layers[block].state_dict().items()}
-    plain.load_state_dict(state)
-    torch.testing.assert_close(model(TOKENS)[0], plain(TOKENS)[0])
-    one = cost.count_layer(config, config.mixer).total
-    assert cost.count_parameters(small({"layers": 5})).total - cost.count_parameters(config).total == 3 * one
-    assert cost.measure(config, 16).flops_per_token == cost.measure(small({"layers": 5}), 16).flops_per_token
-    assert (
-        cost.measure(config, 16).state_bytes_per_token == cost.measure(small({"layers": 5}), 16).state_bytes_per_token
-    )
-
-
 def test_reductions_are_canonicalised(small: Make) -> None:
     for changes in (
         {"residual.kind": "looped", "residual.looped.blocks": 2},
@@ -236,8 +217,6 @@ def test_forms_decode_checkpoint_and_copy(small: Make, kind: str) -> None:
           "pattern.every_nth.mixer.kind": "sliding_window"}, "same kind.*'softmax'.*'sliding_window'.*uniform"),
         ({"residual.kind": "value_residual", "pattern.kind": "every_nth", "pattern.every_nth.every": 2,
           "pattern.every_nth.mixer.softmax.kv_heads": 1}, "same heads.*kv_heads"),
-        ({"residual.kind": "looped", "pattern.kind": "every_nth", "pattern.every_nth.every": 2,
-          "pattern.every_nth.mixer.kind": "linear"}, "one block in layers.*'softmax' and 'linear'.*period"),
         ({"residual.kind": "hyper_connections", "placement.kind": "post"}, "placement.kind='post'.*pre"),
         ({"residual.kind": "stochastic_depth", "placement.kind": "post"}, "placement.kind='post'.*pre"),
     ],
@@ -245,14 +224,6 @@ def test_forms_decode_checkpoint_and_copy(small: Make, kind: str) -> None:
 def test_contradictions_are_refused(small: Make, changes: dict[str, object], message: str) -> None:
     with pytest.raises(InfeasibleArchitecture, match=message):
         small({"layers": 4, **changes})
-
-
-def test_a_loop_over_the_period_of_a_pattern_is_legal(small: Make) -> None:
-    changes = {"pattern.kind": "every_nth", "pattern.every_nth.every": 2, "pattern.every_nth.mixer.kind": "linear"}
-    config = small({"layers": 4, "residual.kind": "looped", "residual.looped.blocks": 2, **changes})
-    assert [slot.mixer.__class__.__name__ for slot in config.build(seed=0).slots] == [
-        "AttentionModule", "LinearModule", "AttentionModule", "LinearModule",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", registry.variants(AbstractPlacement))
