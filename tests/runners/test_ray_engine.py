@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from given import GivenSource
 from namespaces import HEAD, PORT, TwoMachines, available
-from processes import descendants
+from processes import descendants, wait_for
 from ray.cluster_utils import Cluster
 from studied import FINITE, experiment
 
@@ -59,14 +60,33 @@ def numbers(result: TrialResult) -> tuple[object, ...]:
     return result.status, result.reason, result.tokens, metrics, curve
 
 
-def stop_what_runs(source: GivenSource) -> bool:
-    """Once the trial has given a reading, stop the processes of all actors."""
+class Ahead:
+    """The clock, so many seconds ahead."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.seconds
+
+
+def stop_what_runs(source: GivenSource, clock: Ahead) -> bool:
+    """Once the trial has given a reading, stop the processes of all actors, and have its time pass."""
     if source.running and source.readings[0]:
         for pid in descendants(os.getpid()):
             if b"ray::_" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGSTOP)
+        clock.seconds = 1000.0
         source.on_tick = lambda: True
     return True
+
+
+def is_dead(actor: Any) -> bool:
+    """True once Ray knows that the actor is gone."""
+    try:
+        ray.get(actor.alive.remote())
+    except ray.exceptions.RayActorError:
+        return True
+    return False
 
 
 def ended_together() -> list[Status | None]:
@@ -82,6 +102,7 @@ def ended_together() -> list[Status | None]:
     killed, busy = (ray.remote(num_cpus=0)(Sleeper).remote() for _ in range(2))
     ray.get([killed.alive.remote(), busy.alive.remote()])
     ray.kill(killed)
+    wait_for("the end of the one that was killed", lambda: is_dead(killed))
     busy.sleep.remote(60.0)
     return [lost and lost.status for lost in _Actors(remote=False).end_all([killed, busy])]
 
@@ -140,7 +161,8 @@ def test_a_worker_ended_for_want_of_memory_is_told_so_and_the_next_trial_starts(
 def test_every_way_to_end_is_told_as_by_the_local_engine(
     small: tuple[TrialSpec, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_talk, "GRACE_SECONDS", 0.1)
+    clock = Ahead()
+    monkeypatch.setattr(ray_talk, "time", clock)
     spec, file = small
     jobs = [
         Job(key=0, spec=spec, weights=tmp_path / "0.safetensors", test=True),
@@ -155,8 +177,8 @@ def test_every_way_to_end_is_told_as_by_the_local_engine(
         (tmp_path / "0.safetensors").unlink()
         with RayEngine(jobs=2, data=file, folder=tmp_path) as engine:
             assert engine.drive(far, interrupts)
-            stopped = GivenSource([Job(key=0, spec=going_wrong(spec, "slow", 6.0))])
-            stopped.on_tick = lambda: stop_what_runs(stopped)
+            stopped = GivenSource([Job(key=0, spec=going_wrong(spec, "slow", 600.0))])
+            stopped.on_tick = lambda: stop_what_runs(stopped, clock)
             assert engine.drive(stopped, interrupts)
             assert ended_together() == [Status.PREEMPTED, None]
             with pytest.raises(ZeroDivisionError):
