@@ -455,10 +455,17 @@ class Tracker:
     def _steps(self, run_id: str, metric: str) -> set[int]:
         return {point.step for point in self.client.get_metric_history(run_id, metric)}
 
+    def _trials(self) -> "list[Run]":
+        if not self.writes_together:
+            return every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'")
+        from runners.bulkread import trials
+
+        return trials(self.client, self._experiment)
+
     def _complete_tables(self) -> None:
         """Store all curves, those too that a kill kept out of every shard, and the table of the trials."""
         tags = self.client.get_run(self._parent.run_id).data.tags
-        runs = every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'")
+        runs = self._trials()
         for run in runs:
             about = run.data.tags
             if about.get(Tag.STATUS, Status.PREEMPTED) != Status.PREEMPTED and not self._curves.holds(

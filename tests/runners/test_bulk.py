@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from servers import postgres
 from sql_deaths import COMMIT
 from tracked import Searched, children, readings, result, searched, store_uri
 
+from runners.bulkread import trials
 from runners.progress import Progress
 from runners.recorder import Recorder
 from runners.showing import Shown
+from runners.store import every_run
 from runners.tracking import Tracker
 from search_space.places import driver_uri
 from search_space.records import Metric, Stage, Status, Tag
@@ -121,6 +124,20 @@ def test_runs_written_together_are_those_that_the_client_writes(tmp_path: Path) 
     assert found[0] == found[1]
     assert {len(found[1][name]) for name in ("runs", "inputs")} == {3}
     assert len(found[1]["metrics"]) > len(found[1]["latest_metrics"]) > 20
+
+
+def as_plain(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    return [{**run.to_dictionary(), "inputs": {}, "outputs": {}} for run in runs]
+
+
+def test_trials_read_from_the_tables_are_those_that_the_client_reads(tmp_path: Path) -> None:
+    tracker = Tracker(store_uri(tmp_path))
+    write_trials(tracker, searched(), at_once=False)
+    tracker.client.delete_run(children(store_uri(tmp_path))[0].info.run_id)
+    experiment = tracker._experiment
+    known = every_run(tracker.client, [experiment], f"tags.`{Tag.KIND}` = 'trial'")
+    assert len(known) == 2
+    assert as_plain(trials(tracker.client, experiment)) == as_plain(known)
 
 
 @pytest.mark.postgres
