@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--yes", action="store_true", help="do not ask")
 
     dashboard = command("dashboard", "start the MLflow dashboard on this machine")
-    dashboard.add_argument("--port", type=_natural, default=5000, help="port on 127.0.0.1 (default 5000)")
+    dashboard.add_argument("--port", type=_port, default=5000, help="port on 127.0.0.1 (default 5000)")
     return parser
 
 
@@ -239,6 +239,13 @@ def _positive(text: str) -> int:
     value = _natural(text)
     if value == 0:
         raise argparse.ArgumentTypeError("takes a whole number from 1; got 0")
+    return value
+
+
+def _port(text: str) -> int:
+    value = _natural(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"takes a port from 1 to 65535; got {value}")
     return value
 
 

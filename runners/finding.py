@@ -73,7 +73,11 @@ class Finder:
         return None, dict(refused)
 
     def _used_up(self) -> str:
-        return f"every distinct legal point of the space was tried ({size(self._space):.0f} points in all)"
+        points = f"{size(self._space):.0f} points in all"
+        refused = [why for why in self._refused.values() if why]
+        if self._points:
+            return f"every distinct legal point of the space was tried ({points})"
+        return f"none of the points of the space can be trained ({points}); the last that was refused: {refused[-1]}"
 
     def _judge(self, point: Mapping[str, Scalar]) -> tuple[Found | None, str]:
         """The resolved point, or None and the reason against it."""

@@ -29,17 +29,22 @@ class Asked:
     """Tokens between two checkpoints; 0: about a hundredth of the budget."""
 
 
+def in_whole_batches(asked: Asked, batch: int) -> Asked:
+    """What is asked for with tokens rounded to whole batches of so many, at least one."""
+
+    def rounded(tokens: int) -> int:
+        return max(round(tokens / batch), 1) * batch if tokens else 0
+
+    return dataclasses.replace(asked, tokens=rounded(asked.tokens), checkpoint_tokens=rounded(asked.checkpoint_tokens))
+
+
 def longer(spec: TrialSpec, asked: Asked, recorded: TrialResult | None) -> TrialSpec:
     """The spec of a longer training: the same candidate, seeds and number of readings over another budget.
 
-    UserError where the tokens are no whole number of batches.
+    The tokens asked for are whole batches.
     """
     budget = spec.budget
     batch = budget.batch_tokens
-    for option, tokens in (("--tokens", asked.tokens), ("--checkpoint-tokens", asked.checkpoint_tokens)):
-        if tokens % batch:
-            near = max(batch, round(tokens / batch) * batch)
-            raise UserError(f"{option} {tokens}: takes whole batches, which have {batch:,} tokens here; write {near}")
     readings = -(-budget.tokens // budget.eval_every)
     micro = int(recorded.metrics.get(Metric.MICRO_BATCH_TOKENS, 0)) if recorded else 0
     following = dataclasses.replace(

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from runners import long_worker
 from runners.checkpoints import CheckpointRefused, find
 from runners.engine import Interrupts
 from runners.environment import capture
-from runners.long_plan import Asked, check_devices, longer
+from runners.long_plan import Asked, check_devices, in_whole_batches, longer
 from runners.long_processes import Processes
 from runners.long_run import LongRun, begun, create
 from runners.progress import Progress, in_words
@@ -74,6 +75,9 @@ def train_longer(store: Store, asked: Asked, progress: Progress | None = None) -
             f"there is no longer schedule; assay replay {asked.run} trains the same again, and `optimizer:` in a file "
             "of your own takes the settings it ended with (assay show)"
         )
+    given, asked = asked, in_whole_batches(asked, store.spec(source).budget.batch_tokens)
+    if asked.tokens != given.tokens:
+        print(f"--tokens {given.tokens:,}: trains {asked.tokens:,}, which are whole batches", file=sys.stderr)
     spec = longer(store.spec(source), asked, recorded)
     check_devices(spec, asked.devices)
     name = asked.name or f"{path_of(source)} longer: {asked.tokens:,} tokens"

@@ -137,7 +137,9 @@ def _meet(meeting: Path, rank: int, size: int, device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "nccl" if device == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=size)
+    # A path, not an address: torch does not decode the %20 of a space.
+    store = torch.distributed.FileStore(str(meeting), size)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
 def _leave() -> None:

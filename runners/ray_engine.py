@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -109,6 +110,9 @@ class RayEngine(AbstractEngine):
                 cores = max(os.cpu_count() or 1, math.ceil(self.jobs * self._needs["CPU"]))
                 if len(str(self._place)) <= _LONGEST_PLACE:
                     quiet["_temp_dir"] = str(self._place / "ray")
+                if any(letter.isspace() for letter in sys.executable):
+                    # Ray starts workers by a line of bash in which it leaves the interpreter unquoted.
+                    quiet["runtime_env"] = {"py_executable": shlex.quote(sys.executable)}
                 ray.init("local", num_cpus=cores, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
                 return
             variables = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **QUIET}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,12 +54,13 @@ def replay(
     *,
     recorded_blocks: bool = False,
     weights: Path | None = None,
+    begins: Callable[[], None] = lambda: None,
 ) -> ReplayReport:
     """Train a run again in a fresh process under its recorded conditions, and compare every number.
 
     `data_path` names the data when the store does not hold it. `recorded_blocks` runs the source of the user's block
     modules as the store holds it; without it they must be importable and unchanged. `weights` is where the trained
-    model is written.
+    model is written, `begins` is called before it trains.
     """
     store = Store(locate(uri))
     found = store.find_run(run)
@@ -77,6 +78,7 @@ def replay(
         raise ReplayError(_refusal(store, found, changed))
     kept = store.environment_file(found, Artifact.BLOCKS) if changed else None
     code = environments.differences({**was, "blocks": {}}, environments.capture())
+    begins()
     again = _train(store, found, spec, recorded, data_path, str(kept or ""), weights)
     return compare(
         run=f"{found.data.tags[Tag.SEARCH]}: {found.info.run_name} ({found.info.run_id[:8]})",

@@ -9,7 +9,12 @@ from runners.replay import replay
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay and say whether the numbers agree."""
-    print(f"training {arguments.run} again under its recorded conditions ...", file=sys.stderr)
-    report = replay(arguments.run, arguments.tracking_uri, arguments.data, recorded_blocks=arguments.recorded_blocks)
+    report = replay(
+        arguments.run,
+        arguments.tracking_uri,
+        arguments.data,
+        recorded_blocks=arguments.recorded_blocks,
+        begins=lambda: print(f"training {arguments.run} again under its recorded conditions ...", file=sys.stderr),
+    )
     print(json.dumps(report.plain(), indent=2) if arguments.json else report.text())
     return 0 if report.good else 1

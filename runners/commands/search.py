@@ -74,7 +74,12 @@ def _close(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Namespa
         )
         return
     if not outcome.counts.get(Status.OK, 0):
-        print(f"no trial came to a result: assay runs {outcome.name} tells why")
+        why = (
+            f"assay runs {outcome.name} tells why"
+            if outcome.counts
+            else "nothing was trained; assay check FILE says more"
+        )
+        print(f"no trial came to a result: {why}")
         return
     _verdicts(outcome, tracker, arguments)
 

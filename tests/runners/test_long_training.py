@@ -31,7 +31,7 @@ from runners.environment import capture
 from runners.export import export
 from runners.group import Group
 from runners.housekeeping import HousekeepingError, plan_remove
-from runners.long_plan import Asked, check_devices, longer
+from runners.long_plan import Asked, check_devices, in_whole_batches, longer
 from runners.long_processes import ends
 from runners.long_worker import CHECKPOINT, end_file
 from runners.replay import ReplayError, replay
@@ -72,11 +72,12 @@ def test_a_micro_batch_that_had_to_be_halved_stays_halved() -> None:
     assert made.budget.micro_batch_tokens == 256
 
 
-@pytest.mark.parametrize(("option", "field"), [("--tokens", "tokens"), ("--checkpoint-tokens", "checkpoint_tokens")])
-def test_tokens_that_are_no_whole_batches_are_refused_with_the_nearest_that_are(option: str, field: str) -> None:
-    asked = dataclasses.replace(Asked(run="tiny/0", tokens=TOKENS), **{field: 1000})
-    with pytest.raises(UserError, match=rf"{option} 1000: takes whole batches, which have 512 .* write 1024"):
-        longer(spec_of(), asked, None)
+@pytest.mark.parametrize(
+    ("given", "rounded"), [(1_000_000_100, 1_000_000_000), (1024, 1024), (1300, 1536), (1, 512), (0, 0)]
+)
+def test_tokens_are_rounded_to_whole_batches(given: int, rounded: int) -> None:
+    asked = in_whole_batches(Asked(run="tiny/0", tokens=given, checkpoint_tokens=given), 512)
+    assert (asked.tokens, asked.checkpoint_tokens) == (rounded, rounded)
 
 
 def test_more_devices_than_there_are_and_uneven_shares_are_refused() -> None:
@@ -115,8 +116,8 @@ def test_the_first_error_is_told_and_not_what_it_made_of_the_others(tmp_path: Pa
         (["tiny/7", "--tokens", "16384"], "trials there: 0 to 0"),
         (["tiny/0", "--tokens", "16384", "--resume"], "no such training has begun; leave --resume out"),
         (
-            ["tiny/0", "--tokens", "16000"],
-            "--tokens 16000: takes whole batches, which have 512 tokens here; write 15872",
+            ["tiny/0", "--tokens", "16000", "--resume"],
+            "--tokens 16,000: trains 15,872, which are whole batches",
         ),
     ],
 )
@@ -226,7 +227,7 @@ def close_to(curve: list[tuple[int, float, float]], other: list[tuple[int, float
 @pytest.fixture(scope="module", params=["adamw"])
 def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A store with one trial of a model with experts whose load moves their biases, and with dropout; not trained."""
-    folder = tmp_path_factory.mktemp("routed")
+    folder = tmp_path_factory.mktemp("a folder with spaces")
     uri = store_uri(folder)
     text = experiment_text().replace("ffn: gelu", "ffn: moe_bias\n  residual_dropout: 0.2")
     text = text.replace("batch_tokens: 512,", "batch_tokens: 512, micro_batch_tokens: 128,")

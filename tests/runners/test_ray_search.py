@@ -58,6 +58,16 @@ def kill_after(trials: int, folder: Path) -> set[int]:
     return below
 
 
+@pytest.mark.slow
+def test_an_interpreter_in_a_folder_with_a_space_runs_trials(tmp_path: Path) -> None:
+    environment = tmp_path / "a b"
+    environment.symlink_to(sys.prefix)
+    asked = command(tmp_path / "small", "ray")
+    asked[0] = str(environment / "bin" / Path(sys.executable).name)
+    done = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=200)
+    assert f"all {TRIALS} trials were run" in done.stdout
+
+
 @pytest.mark.fault
 def test_a_killed_driver_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     local, far = tmp_path / "local", tmp_path / "far"
