@@ -179,6 +179,21 @@ class Batch:
             session.execute(into.input_tags, marks)
 
 
+class Direct:
+    """Writes what a run is given at once, in one transaction, where MLflow's client takes several."""
+
+    def __init__(self, client: "MlflowClient") -> None:
+        self._client = client
+
+    def log_batch(
+        self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = (), tags: Sequence[RunTag] = ()
+    ) -> None:
+        """As `Batch` takes it."""
+        batch = Batch(self._client, "")
+        batch.log_batch(run_id, metrics, params, tags)
+        batch.commit()
+
+
 def _dataset(session: "Session", into: "_Statements", key: tuple[int, str, str], given: DatasetInput) -> str:
     """The id of a dataset, stored now where it was not."""
     experiment, name, digest = key

@@ -10,7 +10,7 @@ from search_space.records import Artifact, Metric, Reading, Stage, Tag, TrialRes
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-    from runners.bulk import Batch
+    from runners.bulk import Batch, Direct
 
 METRICS_A_BATCH, PARAMS_A_BATCH = 800, 90
 """Below MLflow's own limits of 1000 entities and 100 parameters or tags a request."""
@@ -66,7 +66,7 @@ class OpenRun:
             self.tags.update({Tag.WARNINGS: cut_tag(warnings)} if warnings else {})
             self.tags[Tag.NOTE] = warned(self.note, result.checkups[-1])
 
-    def send(self, client: "MlflowClient | Batch") -> None:
+    def send(self, client: "MlflowClient | Batch | Direct") -> None:
         """Send what waits."""
         from mlflow.entities import Metric as Point
         from mlflow.entities import Param, RunTag

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-    from runners.bulk import Batch
+    from runners.bulk import Batch, Direct
     from runners.candidate import Resolved
     from runners.tasks.data import TaskData
     from search_space.experiment import Experiment
@@ -66,6 +66,8 @@ class Tracker:
             self._connect()
         self._open: dict[str, OpenRun] = {}
         self._known: dict[str, Run] = {}
+        self._direct: Direct | None = None
+        """Writes to a run at once, where the store is a database."""
         self._batch: Batch | None = None
         """Takes what is written together."""
         self._intended: set[str] = set()
@@ -310,7 +312,7 @@ class Tracker:
         raised."""
         with ExitStack() as each:
             for opened in [self._open[run] for run in run_ids or self._open if run in self._open]:
-                each.callback(opened.send, self._runs)
+                each.callback(opened.send, self._batch or self._direct or self.client)
 
     def log_best(self, point: Point) -> None:
         """Queue a point of the curve of the best loss, unless the curve has come as far; `flush` sends it."""
@@ -346,9 +348,12 @@ class Tracker:
     def _shared_location(self) -> str:
         if self.place.is_server:
             return ""
-        from runners.bulk import is_known
+        from runners.bulk import Direct, is_known
 
-        return self.client.get_experiment(self._experiment).artifact_location if is_known(self.client) else ""
+        if not is_known(self.client):
+            return ""
+        self._direct = Direct(self.client)
+        return self.client.get_experiment(self._experiment).artifact_location
 
     def _experiment_id(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
