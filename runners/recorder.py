@@ -2,6 +2,8 @@
 
 The thread brings the store to what is wanted of each trial, again and again until it succeeds: a store that is down or
 slow costs the view for a while, never the search. Ends that were not shown stay unsettled in the study.
+
+One class holds what that thread and the driver tell each other, so the file is longer than others.
 """
 
 import threading

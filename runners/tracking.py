@@ -2,6 +2,8 @@
 
 Everything written here can be written again: after a kill at any moment the same calls find the same runs and log only
 what is missing.
+
+Every write to a search's runs goes through this one class, so the file is longer than others.
 """
 
 import time
