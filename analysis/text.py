@@ -98,7 +98,8 @@ def effects_rows(effects: Effects) -> tuple[Row, list[Row]]:
             short_path(row.path),
             row.option,
             row.reference,
-            "" if math.isnan(row.estimate) else number_text(row.estimate),
+            # A number without an interval would be read as a finding.
+            "" if math.isnan(row.low) else number_text(row.estimate),
             "" if math.isnan(row.low) else interval_text(row.low, row.high),
             f"{row.n}, {row.n_reference}",
             f"{row.claim}, early" if effects.early and row.claim in ("better", "worse") else row.claim,

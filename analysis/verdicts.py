@@ -28,6 +28,10 @@ _COSTS = {Metric.PARAMS: "parameters", Metric.FLOPS: "FLOPs/token", Metric.TOKEN
 _SAME_COST, _NO_COST = 0.01, 0.0005
 
 
+SEEDS_ALONE = ("first seeds", "other seeds")
+"""Names of the two sides of a contrast in which nothing but the seeds differs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
     """One paired final: a candidate and the same candidate with one thing changed."""
@@ -72,6 +76,8 @@ class Contrast:
         sides = {BASE: self.verdict.baseline, CHANGED: self.verdict.contestant}
         if not self.verdict.withheld:
             parts += [f"{count} seed(s) of {sides[side]} ended badly" for side, count in self.failures.items() if count]
+        if self.verdict.kind == "undecided" and (self.verdict.baseline, self.verdict.contestant) == SEEDS_ALONE:
+            more.append("nothing but the seeds differs: undecided is the right answer")
         return "; ".join([", ".join(parts), *more, *([f"base: {self.base}"] if self.base else [])])
 
     def _cost(self, name: str, share: float) -> str:
@@ -228,7 +234,7 @@ def _labels(search: Search, rows: pd.DataFrame, *, rates: bool = True) -> tuple[
                 if not pd.isna(value):
                     words[side].append(_setting(path, value))
     if not words[BASE] and not words[CHANGED]:
-        return "first seeds", "other seeds"
+        return SEEDS_ALONE
     return " ".join(_kinds_first(words[BASE])) or BASE, " ".join(_kinds_first(words[CHANGED])) or CHANGED
 
 

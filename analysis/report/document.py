@@ -148,7 +148,9 @@ def _block(block: Block) -> str:
         case Board():
             return _block(block.brief)
         case Picture():
-            return f"![{_escaped(block.title)}]({block.file})\n\n{_escaped(block.note)}" if block.file else ""
+            # A file says in itself what its bars are, which need not be what the page's chart draws.
+            note = "" if block.chart else f"\n\n{_escaped(block.note)}"
+            return f"![{_escaped(block.title)}]({block.file}){note}" if block.file else ""
 
 
 def _answer(question: str, answers: "Sequence[str | Command]") -> str:

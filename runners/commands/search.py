@@ -1,7 +1,9 @@
 """`assay search`: run a search to its end, then say what came of it."""
 
 import argparse
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -95,7 +97,8 @@ def _verdicts(outcome: SearchOutcome, tracker: Tracker, arguments: argparse.Name
     if not arguments.no_report and not outcome.interrupted:
         print(f"\nReport: {_report(outcome.name, tracker)}")
     following = (f"best {outcome.name}", f"replay {outcome.name}/best", "dashboard")
-    print("\nNext:", *(f"  assay {command}{store}" for command in following), sep="\n")
+    program = "assay" if shutil.which("assay") else os.path.relpath(Path(sys.executable).with_name("assay"))
+    print("\nNext:", *(f"  {shlex.quote(program)} {command}{store}" for command in following), sep="\n")
 
 
 def _report(name: str, tracker: Tracker) -> Path:

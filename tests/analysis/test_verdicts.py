@@ -28,6 +28,7 @@ def test_a_planted_contrast_is_decided_and_a_change_of_seed_is_not(search: Searc
     assert "4 paired seeds, equal parameters, equal FLOPs/token" in position.text
     assert (seed.name, seed.verdict.kind) == ("seed", "undecided")
     assert "other seeds minus first seeds" in seed.text
+    assert "nothing but the seeds differs: undecided is the right answer" in seed.text
 
 
 def test_alpha_is_shared_by_the_contrasts_that_were_asked_for(search: Search) -> None:
