@@ -149,8 +149,8 @@ def _block(block: Block) -> str:
             return _block(block.brief)
         case Picture():
             # A file says in itself what its bars are, which need not be what the page's chart draws.
-            note = "" if block.chart else f"\n\n{_escaped(block.note)}"
-            return f"![{_escaped(block.title)}]({block.file}){note}" if block.file else ""
+            below = "" if block.chart else f"\n\n{_escaped(block.note)}"
+            return f"![{_escaped(block.title)}]({block.file}){below}" if block.file else ""
 
 
 def _answer(question: str, answers: "Sequence[str | Command]") -> str:
