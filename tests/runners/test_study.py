@@ -141,7 +141,8 @@ def test_refused_points_are_counted_and_never_stored(tmp_path: Path) -> None:
 def test_a_space_without_a_legal_point_ends_the_search_with_the_reason(tmp_path: Path) -> None:
     with opened(tmp_path, "limits.max_params=10", *FINITE) as study:
         assert study.propose() is None
-        assert study.ended.startswith("every distinct legal point")
+        assert study.ended.startswith("none of the points of the space can be trained (8 points in all); the last")
+        assert "limits.max_params=10: the model needs 2096" in study.ended
         assert study.trials() == ()
 
 
