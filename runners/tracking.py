@@ -24,6 +24,7 @@ from runners.shared import store_shared
 from runners.stale import close_children
 from runners.store import every_run
 from runners.table import TrialTable
+from runners.twins import one_of_each
 from search_space.canon import canonical_json
 from search_space.places import file_name, locate, public_uri
 from search_space.records import (
@@ -74,6 +75,8 @@ class Tracker:
         """Takes what is written together."""
         self._intended: set[str] = set()
         """Ids of runs that a transaction was to create which did not succeed, as far as is known."""
+        self._unsure: set[str] = set()
+        """Keys of runs that a server was asked to create, and may have created although it gave no answer."""
 
     def _connect(self) -> None:
         self.client = connect(self.place)
@@ -131,7 +134,7 @@ class Tracker:
         self._experiment = self._experiment_id(experiment.name)
         self._location = self._shared_location()
         runs = every_run(self.client, [self._experiment])
-        self._known = {run.data.tags[Tag.KEY]: run for run in runs if Tag.KEY in run.data.tags}
+        self._known = one_of_each(self.client, runs, self._known)
         parent = self._begin(
             key=experiment.name,
             name=experiment.name,
@@ -146,6 +149,9 @@ class Tracker:
             },
             params=rows.parent_params(experiment),
         )
+        if self.place.is_server:  # Twins of trials can wait for the end of the search; readers take any parent.
+            named = every_run(self.client, [self._experiment], f"tags.`{Tag.KEY}` = '{experiment.name}'")
+            one_of_each(self.client, named, self._known)
         self._parent = parent
         view = rows.table_view(experiment)
         write(lambda: self.client.set_experiment_tag(self._experiment, rows.VIEW_TAG, view))
@@ -198,7 +204,7 @@ class Tracker:
             self._look_up(key)
         self._refuse_another_spec(key, spec)
         earlier = self._known.get(key) if anew and not spec.deterministic else None
-        if earlier is not None and earlier.info.run_id in self._intended:
+        if earlier is not None and (earlier.info.run_id in self._intended or key in self._unsure):
             earlier = None
         if earlier is not None:
             write(lambda: self.client.delete_run(earlier.info.run_id))
@@ -439,15 +445,19 @@ class Tracker:
             intended = known.info.run_id if known is not None and known.info.run_id in self._intended else ""
             run = self._batch.create_run(self._experiment, stamp, tags, name, intended)
         else:
+            self._unsure.add(key)
             run = write(lambda: self.client.create_run(self._experiment, stamp, dict(tags), name))
-        write(lambda: self._runs.log_inputs(run.info.run_id, datasets=[self._dataset]))
         self._known[key] = run
+        write(lambda: self._runs.log_inputs(run.info.run_id, datasets=[self._dataset]))
+        self._unsure.discard(key)
         return run
 
     def _present(self, key: str) -> "Run | None":
         """The run with a key as it is now; None when there is none, or it was deleted meanwhile."""
         from mlflow.exceptions import MlflowException
 
+        if key in self._unsure:
+            self._look_up(key)
         known = self._known.get(key)
         if known is None:
             return None
@@ -464,7 +474,8 @@ class Tracker:
 
     def _trials(self) -> "list[Run]":
         if not self.writes_together:
-            return every_run(self.client, [self._experiment], f"tags.`{Tag.KIND}` = 'trial'")
+            once = one_of_each(self.client, every_run(self.client, [self._experiment]), self._known)
+            return [run for run in once.values() if run.data.tags.get(Tag.KIND) == "trial"]
         from runners.bulkread import trials
 
         return trials(self.client, self._experiment)

@@ -112,8 +112,8 @@ class Dropping(Tracker):
 
     study = Path()
 
-    def flush(self) -> None:
-        super().flush()
+    def flush(self, *run_ids: str) -> None:
+        super().flush(*run_ids)
         with closing(sqlite3.connect(self.study)) as connection, connection:
             connection.execute("DROP TABLE IF EXISTS study_user_attributes")
 
@@ -196,6 +196,7 @@ def test_a_driver_that_breaks_down_while_trials_run_comes_to_an_end(tmp_path: Pa
         recorder.open(needed=True)
         source = SearchSource(study, recorder, tmp_path / "small", Progress())
         assert source.next() is not None
+        wait_for("the run of the trial", lambda: trials_of(place, "small"))
         closing = threading.Thread(target=recorder.close, args=(lambda: tracker.finish_search("FAILED"),), daemon=True)
         closing.start()
         closing.join(2 * CLOSE_SECONDS)

@@ -7,17 +7,22 @@ from pathlib import Path
 import pytest
 from drivers import Driver
 from gated_trials import ALL, allow
+from lossy_wire import LossyWire
 from made_up import environment
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 from processes import wait_for
 from servers import TrackingServer
 from studied import experiment, uri
 from test_kill import stored
+from tracked import children, result, searched, store_uri, write_search
 
 from runners import recorder
 from runners.cli import main
 from runners.store import Store
 from runners.study import Study
+from runners.tracking import Tracker
+from runners.twins import one_of_each
 from search_space.places import locate
 from search_space.records import Metric, Status, Tag
 
@@ -124,3 +129,43 @@ def test_a_new_search_is_refused_without_its_server(
     file.write_text(experiment().text)
     assert main(["search", str(file), "--tracking-uri", server.uri]) == 2
     assert "does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.fault
+def test_a_lost_answer_of_the_server_doubles_no_run(
+    tmp_path: Path, server: TrackingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    server.start()
+    tiny = searched()
+    with LossyWire(server.uri) as wire:
+        tracker = Tracker(wire.uri)
+        wire.lose("runs/create", 1)  # The client tries again by itself.
+        tiny.start(tracker)
+        for number, (path, answers) in enumerate([("create", 1), ("create", 9), ("log-inputs", 9), ("log-batch", 9)]):
+            wire.lose(f"runs/{path}", answers)
+            if answers > 1:
+                with pytest.raises(MlflowException):
+                    tracker.finish_trial(tiny.start_trial(tracker, number), result())
+                wire.lose("", 0)
+            tracker.finish_trial(tiny.start_trial(tracker, number), result())
+        tracker.finish_search("FINISHED")
+    assert wire.lost >= 2 + 3 * 2
+    runs = shown(server)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert sorted(run.data.tags[Tag.KEY] for run in runs) == ["tiny", *(f"tiny/0/search/{n}" for n in range(4))]
+
+
+@pytest.mark.slow
+def test_of_runs_with_one_key_the_one_that_ended_stays(tmp_path: Path) -> None:
+    uri = store_uri(tmp_path)
+    write_search(uri)
+    client, (ended, other) = Store(locate(uri)).client, children(uri)
+    twins = [client.create_run(ended.info.experiment_id, tags=dict(ended.data.tags)) for _ in range(2)]
+    client.set_tag(twins[0].info.run_id, Tag.STATUS, Status.PREEMPTED)
+    client.delete_tag(twins[1].info.run_id, Tag.STATUS)
+    found = one_of_each(client, [*(client.get_run(run.info.run_id) for run in twins), ended, other], {})
+    assert {key: run.info.run_id for key, run in found.items()} == {
+        run.data.tags[Tag.KEY]: run.info.run_id for run in (ended, other)
+    }
+    assert {run.info.run_id for run in children(uri)} == {run.info.run_id for run in (ended, other)}
