@@ -13,8 +13,10 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from analysis import curves, mixed
+from analysis import curves
 from analysis.factors import Factor
+from analysis.mixed import Columns, Fit
+from analysis.support import Groups
 from search_space.errors import UserError
 
 IMPUTATIONS = 20
@@ -75,18 +77,19 @@ def _step(
     middle = here.mean()
     free = np.column_stack([np.ones(len(here)), here - middle])
     own = [columns[on] for columns in groups]
-    kept = mixed.supported(free, own, known[on, after] - known[on, after].mean(), [0.0] * len(own))
+    outcome = known[on, after] - known[on, after].mean()
+    kept = Groups(free=free, columns=own, outcome=outcome, prices=[0.0] * len(own)).supported()
     ratios = [np.full(own[place].shape[1], ratio) for place, ratio in kept.items()]
-    fit = mixed.Fit(
+    held = Columns(
         free=free,
         drawn=np.hstack([own[place] for place in kept]) if kept else np.empty((len(here), 0)),
         ratios=np.concatenate(ratios) if ratios else np.empty(0),
-        outcome=known[on, after],
     )
-    root = np.linalg.cholesky(fit.inverse)
+    fit = Fit(columns=held, outcome=known[on, after])
+    root = np.linalg.cholesky(held.inverse)
     beside = [groups[place][lacking] for place in kept]
     for table in completed:
-        variance = fit.variance * fit.degrees / rng.chisquare(fit.degrees)
+        variance = fit.variance * held.degrees / rng.chisquare(held.degrees)
         rule = fit.coefficients + variance**0.5 * (root @ rng.standard_normal(len(root)))
         design = np.column_stack([np.ones(int(lacking.sum())), table[lacking, before] - middle, *beside])
         table[lacking, after] = design @ rule + variance**0.5 * rng.standard_normal(len(design))

@@ -1,18 +1,27 @@
 """Main effects and interactions of factors on an outcome, by one mixed model: what is asked for is not shrunk."""
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from scipy import special
 
 from analysis import mixed
 from analysis.factors import FEWEST, Factor, Level, crossed, family_of
-from analysis.mixed import Contrast, Fit
+from analysis.mixed import Columns, Contrast, Fit
+from analysis.support import Groups
 
 _ROWS_A_COLUMN = 1.7
 """Rows a column from which all main effects are free at once."""
+_SHOWN = 0.01
+"""Level of the test by which a choice is taken to matter."""
+_EXPECTED = math.log(3)
+"""Log of the prior odds against an interaction of two choices that matter: one in four, as Chipman, Hamada & Wu (1997,
+"A Bayesian variable-selection approach for analyzing designed experiments with complex aliasing") take it. It counts in
+how sure a main effect is; to enter the estimates, an interaction has to stand out among all pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +73,19 @@ class Model:
             for j, other in enumerate(self.factors[i + 1 :], i + 1)
         }
         self.crossed = {pair: columns for pair, columns in products.items() if columns is not None and columns.any()}
-        self._fits: dict[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], list[Fit]] = {}
+        self._fits: dict[tuple[tuple[int, ...], tuple[tuple[tuple[int, ...], float], ...]], list[Fit]] = {}
 
     def mains(self) -> Iterator[MainEstimate]:
         """Every level of every factor, averaged over the other choices of the space."""
         for place, entry in enumerate(self.factors):
             free = self._free(place)
-            fits = self._fit(free) if free else []
+            fits = [self._fit(free, kept) for _, kept in self._likely] if free else []
             start = self._start(free, place) if free else 0
-            beside = [*free, *(key[0] for key in self._drawn(free) if len(key) == 1)] if free else []
+            beside = [*free, *(key[0] for key in _drawn(free, self.kept) if len(key) == 1)] if free else []
             held = [self.factors[other].path for other in beside if other != place]
             for level in entry.levels:
-                contrast = None
-                if fits:
-                    weights = np.zeros(fits[0].design.shape[1])
-                    weights[start : start + len(level.weights)] = level.weights
-                    contrast = mixed.pooled([fit.contrast(weights) for fit in fits])
+                accounts = [mixed.pooled([_effect(fit, start, level) for fit in imputed]) for imputed in fits]
+                contrast = mixed.cautious(accounts, [odds for odds, _ in self._likely]) if accounts else None
                 yield MainEstimate(factor=entry, level=level, contrast=contrast, adjusted_for=tuple(held))
 
     def pairs(self) -> Iterator[PairEstimate]:
@@ -110,11 +116,11 @@ class Model:
                 continue
             everything = max(everything, free, key=len)
             start = self._start(free, place)
-            found.append(self._block((entry,), self._fit(free), start, entry.columns.shape[1]))
+            found.append(self._block((entry,), self._fit(free, self.kept), start, entry.columns.shape[1]))
         if everything:
-            fits = self._fit(everything)
-            start = fits[0].free.shape[1]
-            for key in self._drawn(everything):
+            fits = self._fit(everything, self.kept)
+            start = fits[0].columns.free.shape[1]
+            for key in _drawn(everything, self.kept):
                 width = self._columns(key).shape[1]
                 if len(key) == 2:
                     found.append(self._block(tuple(self.factors[place] for place in key), fits, start, width))
@@ -124,7 +130,7 @@ class Model:
     def _block(self, factors: tuple[Factor, ...], fits: Sequence[Fit], start: int, width: int) -> Block:
         part = slice(start, start + width)
         values = np.array([fit.coefficients[part] for fit in fits])
-        within = np.mean([fit.variance * fit.inverse[part, part] for fit in fits], axis=0)
+        within = np.mean([fit.variance * fit.columns.inverse[part, part] for fit in fits], axis=0)
         between = np.cov(values.T).reshape(width, width) * (1 + 1 / len(fits)) if len(fits) > 1 else 0.0
         return Block(factors=factors, coefficients=values.mean(axis=0), covariance=within + between)
 
@@ -136,11 +142,12 @@ class Model:
         free = self._free(*pair)
         if not free:
             return None
-        parts = [fit.with_more(columns, weights) for fit in self._fit(free, pair)]
-        whole = [part for part in parts if part is not None]
-        if len(whole) < len(parts):
+        fits = self._fit(free, self.kept, pair)
+        beside = fits[0].columns.beside(columns)
+        if beside is None:
             return None
-        return [mixed.pooled([part[place] for part in whole]) for place in range(len(weights))]
+        parts = [fit.with_more(beside, weights) for fit in fits]
+        return [mixed.pooled([part[place] for part in parts]) for place in range(len(weights))]
 
     def _free(self, *targets: int) -> tuple[int, ...]:
         """The factors whose columns are not drawn to zero; empty when the trials cannot tell the targets apart."""
@@ -170,19 +177,45 @@ class Model:
                 held.append(place)
         return tuple(sorted(held))
 
-    @cached_property
+    @property
     def kept(self) -> dict[tuple[int, ...], float]:
         """What is drawn beside the free factors, with variance ratios: pairs, and factors where the trials are few."""
+        return self._likely[0][1]
+
+    @cached_property
+    def _likely(self) -> list[tuple[float, dict[tuple[int, ...], float]]]:
+        """The set of drawn groups that the data supports, then its rivals with their odds against it."""
         free = self._free()
-        groups = [*((place,) for place in range(len(self.factors)) if place not in free), *self.crossed]
+        keys = [*((place,) for place in range(len(self.factors)) if place not in free), *self.crossed]
         price = math.log(max(len(self.crossed), 2))
-        found = mixed.supported(
-            self._design(free),
-            [self._columns(key) for key in groups],
-            self.mean - self.mean.mean(),
-            [0.0 if len(key) == 1 else price for key in groups],
+        groups = Groups(
+            free=self._design(free),
+            columns=[self._columns(key) for key in keys],
+            outcome=self.mean - self.mean.mean(),
+            prices=[0.0 if len(key) == 1 else price for key in keys],
         )
-        return {groups[place]: ratio for place, ratio in found.items()}
+        kept = groups.supported()
+        matter = self._matter(free)
+        odds = [
+            _EXPECTED if len(key) == 2 and matter.issuperset(key) else price
+            for key, price in zip(keys, groups.prices, strict=True)
+        ]
+        found = [(1.0, kept), *dataclasses.replace(groups, prices=odds).rivals(kept)]
+        return [(odds, {keys[place]: ratio for place, ratio in held.items()}) for odds, held in found]
+
+    def _matter(self, free: tuple[int, ...]) -> set[int]:
+        """The free factors whose own effect shows beside those of all others."""
+        alone = Columns(free=self._design(free), drawn=np.empty((self.rows, 0)), ratios=np.empty(0))
+        fit = Fit(columns=alone, outcome=self.mean)
+        found = set()
+        for place in free:
+            start = self._start(free, place)
+            part = slice(start, start + self.factors[place].columns.shape[1])
+            own = fit.coefficients[part]
+            ratio = float(own @ np.linalg.solve(alone.inverse[part, part], own)) / len(own) / fit.variance
+            if special.fdtrc(len(own), alone.degrees, ratio) < _SHOWN:
+                found.add(place)
+        return found
 
     def _columns(self, key: tuple[int, ...]) -> np.ndarray:
         return self.factors[key[0]].columns if len(key) == 1 else self.crossed[(key[0], key[1])]
@@ -190,26 +223,34 @@ class Model:
     def _design(self, free: tuple[int, ...]) -> np.ndarray:
         return np.column_stack([np.ones(self.rows), *(self.factors[place].columns for place in free)])
 
-    def _drawn(self, free: tuple[int, ...], without: tuple[int, int] | None = None) -> list[tuple[int, ...]]:
-        return [key for key in self.kept if key != without and not (len(key) == 1 and key[0] in free)]
-
-    def _fit(self, free: tuple[int, ...], without: tuple[int, int] | None = None) -> list[Fit]:
-        drawn = self._drawn(free, without)
-        known = (free, tuple(drawn))
+    def _fit(
+        self, free: tuple[int, ...], kept: Mapping[tuple[int, ...], float], without: tuple[int, int] | None = None
+    ) -> list[Fit]:
+        drawn = _drawn(free, kept, without)
+        known = (free, tuple((key, kept[key]) for key in drawn))
         if known not in self._fits:
             columns = [self._columns(key) for key in drawn]
-            ratios = [np.full(self._columns(key).shape[1], self.kept[key]) for key in drawn]
-            design = self._design(free)
-            self._fits[known] = [
-                Fit(
-                    free=design,
-                    drawn=np.hstack(columns) if columns else np.empty((self.rows, 0)),
-                    ratios=np.concatenate(ratios) if ratios else np.empty(0),
-                    outcome=outcome,
-                )
-                for outcome in self.outcomes
-            ]
+            ratios = [np.full(self._columns(key).shape[1], kept[key]) for key in drawn]
+            held = Columns(
+                free=self._design(free),
+                drawn=np.hstack(columns) if columns else np.empty((self.rows, 0)),
+                ratios=np.concatenate(ratios) if ratios else np.empty(0),
+            )
+            self._fits[known] = [Fit(columns=held, outcome=outcome) for outcome in self.outcomes]
         return self._fits[known]
+
+
+def _drawn(
+    free: tuple[int, ...], kept: Mapping[tuple[int, ...], float], without: tuple[int, int] | None = None
+) -> list[tuple[int, ...]]:
+    return [key for key in kept if key != without and not (len(key) == 1 and key[0] in free)]
+
+
+def _effect(fit: Fit, start: int, level: Level) -> Contrast:
+    """A level of the factor whose columns begin there."""
+    weights = np.zeros(fit.columns.design.shape[1])
+    weights[start : start + len(level.weights)] = level.weights
+    return fit.contrast(weights)
 
 
 def _cells(one: Level, other: Level) -> tuple[int, int, int, int]:

@@ -1,194 +1,60 @@
 """Measures what effects of planted searches come to: how near, how often covered, and what is claimed that is absent.
 
 Searches have main, conditional and pairwise effects of known size and are sampled by the sampler that real searches
-use, one trial after another, with its bias towards what looked good. `--pruned` stops trials at rungs, so that most
-final losses are never seen; `--searches` and `--seed` say how many and which. One line a number of trials is printed.
+use, one trial after another, with its bias towards what looked good (benchmarks/effects_planted.py). `--pruned` stops
+trials at rungs, so that most final losses are never seen; `--searches` and `--seed` say how many and which. Beside the
+estimates stand those of benchmarks/effects_oracle.py, which is told what there is to find. With `--deviations`,
+deviations that sum to zero have the planted sizes: differences are twice, interactions four times as large.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
-import pandas as pd
+from effects_oracle import informed
+from effects_planted import (
+    BUDGET,
+    HEADS,
+    LEAST,
+    MOST,
+    PATHS,
+    RATE,
+    WINDOW,
+    Planted,
+    Sampled,
+    plant,
+    planted_space,
+    sampled,
+)
+from scipy.special import ndtr
 
 from analysis.censoring import filled
 from analysis.estimates import Model
-from analysis.factors import FEWEST, factor
-from analysis.frame import PARAM
+from analysis.factors import FEWEST, Factor, Level, factor
 from analysis.mixed import Contrast
-from runners.history import Fate, Told, select
-from runners.samplers import sampler_of
-from search_space.domains import Choice, FloatRange, Scalar
-from search_space.space import OneOf, Space, searched
+from search_space.space import searched
 
-OPTIONS = ("a", "b", "c")
-KIND = "model.mixer.kind"
-HEADS = "model.mixer.x.heads"
-WINDOW = "model.mixer.y.window"
-RATE = "optimizer.adamw.learning_rate"
-PATHS = (*(f"model.c{place}" for place in range(6)), KIND, HEADS, WINDOW, RATE)
-PEAK = 3e-3
-RUNGS = (1, 2, 4)
-"""Token counts at which half of the trials are stopped."""
-BUDGET = 8
-SHARES = np.array([0.6, 0.75, 0.9, 1.0])
-"""How much of an effect shows at each rung and at the end."""
-START = 40.0
-SEED_NOISE = 0.9
 SIZES = (50, 200, 400)
-LEAST = 2.5
-"""Noise deviations from which an effect must be estimated well."""
-MOST = 8.0
-BANDS = (LEAST, 4.0, 6.0, np.inf)
+BANDS = (LEAST, 4.0, 6.0)
 """Sizes of effects that are told apart."""
 NEAR = 0.1
 
 
-def planted_space() -> Space:
-    """Six plain choices, a family with conditional fields on two of its three variants, and a learning rate."""
-    plain = {f"c{place}": Choice(options=OPTIONS[: 2 + place % 2], default="a") for place in range(6)}
-    mixers = {
-        "x": Space(fields={"heads": Choice(options=(1, 2), default=1)}),
-        "y": Space(fields={"window": Choice(options=(8, 16, 32), default=8)}),
-        "z": Space(fields={}),
-    }
-    rate = FloatRange(low=1e-4, high=1e-1, default=1e-3, log=True)
-    return Space(
-        fields={
-            "model": Space(fields={**plain, "mixer": OneOf(variants=mixers, default="x")}),
-            "optimizer": OneOf(variants={"adamw": Space(fields={"learning_rate": rate})}, default="adamw"),
-        }
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planted:
-    """True worths in noise deviations."""
-
-    worth: dict[str, dict[Scalar, float]]
-    pairs: dict[tuple[str, str], np.ndarray]
-    """Worth of two options together, by their places; rows and columns sum to zero."""
-    bend: float = 0.5
-    """Worth of one squared doubling of the learning rate from its peak."""
-
-    def loss(self, point: dict[str, Scalar]) -> float:
-        """The loss without noise."""
-        total = sum(values[point[path]] for path, values in self.worth.items() if path in point)
-        for (one, other), table in self.pairs.items():
-            places = [list(self.worth[path]).index(point[path]) for path in (one, other)]
-            total += float(table[places[0], places[1]])
-        return total + self.bend * float(np.log2(float(point[RATE]) / PEAK)) ** 2
-
-    @cached_property
-    def inner(self) -> dict[str, float]:
-        """Mean worth of the fields below each variant of the mixer, each option counting alike."""
-        found = {"x": HEADS, "y": WINDOW}
-        return {kind: float(np.mean(list(self.worth[path].values()))) for kind, path in found.items()} | {"z": 0.0}
-
-    def main(self, path: str, option: str, reference: str) -> float:
-        """The true difference of two options, averaged over the space."""
-        values = {str(key): value for key, value in self.worth[path].items()}
-        below = self.inner if path == KIND else {}
-        return values[option] + below.get(option, 0.0) - values[reference] - below.get(reference, 0.0)
-
-    def pair(self, paths: tuple[str, str], options: tuple[str, str], references: tuple[str, str]) -> float:
-        """The true difference of differences."""
-        table = self.pairs.get(paths)
-        if table is None:
-            return 0.0
-        keys = [[str(key) for key in self.worth[path]] for path in paths]
-        a, b = (names.index(option) for names, option in zip(keys, options, strict=True))
-        c, d = (names.index(option) for names, option in zip(keys, references, strict=True))
-        return float(table[a, b] - table[a, d] - table[c, b] + table[c, d])
-
-
-def plant(rng: np.random.Generator, least: float = LEAST, most: float = MOST) -> Planted:
-    """Effects of four of six choices, of a variant and of a field below another one, and one interaction.
-
-    Every difference between two options is either 0 or at least `least`, but that between the variants x and y.
-    """
-
-    def worths(options: tuple[Scalar, ...], absent: bool) -> dict[Scalar, float]:
-        steps = np.cumsum([0.0, *rng.uniform(least, most, len(options) - 1)])
-        return {
-            option: 0.0 if absent else float(step) for option, step in zip(options, rng.permutation(steps), strict=True)
-        }
-
-    worth = {f"model.c{place}": worths(OPTIONS[: 2 + place % 2], absent=place >= 4) for place in range(6)}
-    worth[HEADS] = worths((1, 2), absent=False)
-    worth[WINDOW] = worths((8, 16, 32), absent=True)
-    worth[KIND] = {"x": 0.0, "y": 0.0, "z": float(rng.uniform(least, most)) + worth[HEADS][1] / 2}
-    size = float(rng.choice([-1, 1]) * rng.uniform(least, most)) / 4
-    pairs = {("model.c0", "model.c2"): np.array([[size, -size], [-size, size]])}
-    return Planted(worth=worth, pairs=pairs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """A simulated search."""
-
-    planted: Planted
-    points: pd.DataFrame
-    readings: pd.DataFrame
-    """A column a rung and one for the end, NaN where a trial was stopped before."""
-
-
-def sampled(planted: Planted, seed: int, n: int, *, sampler: str = "tpe", pruned: bool = False) -> Sampled:
-    """A search of n trials: the project's sampler sees what it would see, readings and stops included."""
-    rng = np.random.default_rng(seed)
-    source = sampler_of(sampler, planted_space(), seed)
-    history: list[Told] = []
-    seen: dict[int, list[float]] = {rung: [] for rung in RUNGS}
-    table = np.full((n, len(RUNGS) + 1), np.nan)
-    for number in range(n):
-        point = next(source.draws(number, select(history)))
-        table[number] = _readings(planted.loss(point), rng)
-        stop = _stop(table[number], seen) if pruned else len(RUNGS)
-        table[number, stop + 1 :] = np.nan
-        loss = float(table[number, stop])
-        ended = stop == len(RUNGS)
-        history.append(
-            Told(
-                number=number,
-                point=point,
-                fate=Fate.OK if ended else Fate.PRUNED,
-                drawn=True,
-                values=(loss,),
-                last_tokens=0 if ended else RUNGS[stop],
-                last_loss=loss,
-            )
-        )
-    points = pd.DataFrame([{PARAM + path: told.point.get(path) for path in PATHS} for told in history], dtype=object)
-    readings = pd.DataFrame(table, columns=[*RUNGS, BUDGET])
-    return Sampled(planted=planted, points=points.where(points.notna(), None), readings=readings)
-
-
-def _readings(loss: float, rng: np.random.Generator) -> np.ndarray:
-    """Readings at the rungs and at the end: less of the effect early on; noise of deviation 1, most of it shared."""
-    shared = SEED_NOISE * rng.standard_normal()
-    own = (1 - SEED_NOISE**2) ** 0.5 * rng.standard_normal(len(SHARES))
-    found: np.ndarray = START * (1 - SHARES) + SHARES * loss + shared + own
-    return found
-
-
-def _stop(readings: np.ndarray, seen: dict[int, list[float]]) -> int:
-    """The place of the last reading under successive halving."""
-    for place, rung in enumerate(RUNGS):
-        seen[rung].append(float(readings[place]))
-        if readings[place] > np.median(seen[rung]):
-            return place
-    return len(RUNGS)
-
-
 @dataclass(kw_only=True)
 class Tally:
-    """What many searches came to."""
+    """What many searches came to; main, conditional and pair effects apart."""
 
     covered: dict[str, list[bool]] = field(default_factory=dict)
+    """Of planted effects, and of absent ones under `absent`."""
     near: dict[str, list[bool]] = field(default_factory=dict)
     by_size: dict[str, list[bool]] = field(default_factory=dict)
     """Whether an estimate was near, by the size of the effect."""
+    informed: dict[str, list[bool]] = field(default_factory=dict)
+    """Whether the oracle's estimate was near."""
+    informed_by_size: dict[str, list[bool]] = field(default_factory=dict)
+    expected: list[float] = field(default_factory=list)
+    """The chance of that, by the variances of its estimates, which no unbiased estimate undercuts."""
     found: dict[str, list[bool]] = field(default_factory=dict)
     false: dict[str, list[bool]] = field(default_factory=dict)
     """Whether any absent effect was claimed, a search each."""
@@ -196,15 +62,26 @@ class Tally:
     def take(self, what: str, truth: float, contrast: Contrast, level: float) -> bool:
         """Count one estimate; True where an absent effect was claimed."""
         low, high = contrast.interval(0.05)
-        self.covered.setdefault(what, []).append(low <= truth <= high)
+        self.covered.setdefault(what if truth else "absent", []).append(low <= truth <= high)
         low, high = contrast.interval(level)
         if abs(truth) >= LEAST:
             near = abs(contrast.estimate - truth) <= NEAR * abs(truth)
             self.near.setdefault(what, []).append(near)
-            low_end = max(band for band in BANDS if band <= abs(truth))
-            self.by_size.setdefault(f"from {low_end:g}", []).append(near)
+            self.by_size.setdefault(_band(truth), []).append(near)
             self.found.setdefault(what, []).append(high < 0 if truth < 0 else low > 0)
         return truth == 0 and not low <= 0 <= high
+
+    def compare(self, what: str, truth: float, estimate: float, deviation: float) -> None:
+        """Count an estimate of the oracle."""
+        if abs(truth) >= LEAST:
+            near = abs(estimate - truth) <= NEAR * abs(truth)
+            self.informed.setdefault(what, []).append(near)
+            self.informed_by_size.setdefault(_band(truth), []).append(near)
+            self.expected.append(2 * float(ndtr(NEAR * abs(truth) / deviation)) - 1)
+
+
+def _band(truth: float) -> str:
+    return f"from {max(band for band in BANDS if band <= abs(truth)):g}"
 
 
 def measure(search: Sampled, n: int, tally: Tally, *, drop: bool = False) -> None:
@@ -216,41 +93,67 @@ def measure(search: Sampled, n: int, tally: Tally, *, drop: bool = False) -> Non
     domains = searched(planted_space())
     found = [factor(path, points, None, domains[path]) for path in PATHS]
     factors = [entry for entry in found if entry is not None]
-    model = Model(factors, filled(readings, BUDGET, factors).outcomes)
-    mains = [one for one in model.mains() if one.contrast and one.level.enough]
+    losses = filled(readings, BUDGET, factors)
+    model = Model(factors, losses.outcomes)
+    mains = [one for one in model.mains() if one.contrast and one.level.enough and one.factor.path != RATE]
     pairs = [one for one in model.pairs() if one.contrast and one.fewest >= FEWEST]
     false = {"main": False, "pair": False}
     for one in mains:
-        if one.contrast and one.factor.path != RATE:
+        if one.contrast:
             truth = search.planted.main(one.factor.path, one.level.label, one.level.reference)
-            what = "conditional" if one.factor.path in (HEADS, WINDOW) else "main"
-            false["main"] |= tally.take(what, truth, one.contrast, 0.05 / len(mains))
+            false["main"] |= tally.take(_kind(one.factor.path), truth, one.contrast, 0.05 / len(mains))
     for pair in pairs:
         if pair.contrast:
-            truth = search.planted.pair(
-                (pair.factors[0].path, pair.factors[1].path),
-                (pair.levels[0].label, pair.levels[1].label),
-                (pair.levels[0].reference, pair.levels[1].reference),
-            )
+            truth = search.planted.pair(*_names(pair.factors, pair.levels))
             false["pair"] |= tally.take("pair", truth, pair.contrast, 0.05 / len(pairs))
     for what, claimed in false.items():
         tally.false.setdefault(what, []).append(claimed)
+    if not losses.censored.any():
+        _compare(search.planted, factors, losses.outcomes[0], tally)
+
+
+def _compare(planted: Planted, factors: Sequence[Factor], losses: np.ndarray, tally: Tally) -> None:
+    """Count what the oracle makes of the same trials."""
+    there = [entry for entry in factors if entry.path == RATE or any(planted.worth[entry.path].values())]
+    for factors_of, levels, estimate, deviation in informed(there, list(planted.pairs), losses):
+        if len(levels) == 2:
+            tally.compare("pair", planted.pair(*_names(factors_of, levels)), estimate, deviation)
+        elif factors_of[0].path != RATE:
+            path, level = factors_of[0].path, levels[0]
+            tally.compare(_kind(path), planted.main(path, level.label, level.reference), estimate, deviation)
+
+
+def _kind(path: str) -> str:
+    return "conditional" if path in (HEADS, WINDOW) else "main"
+
+
+def _names(
+    factors: Sequence[Factor], levels: Sequence[Level]
+) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
+    """The paths of two factors, the options, and what these are compared with."""
+    (one, other), (level, beside) = factors, levels
+    return (one.path, other.path), (level.label, beside.label), (level.reference, beside.reference)
 
 
 def told(n: int, tally: Tally) -> str:
-    """One line of figures."""
+    """A few lines of figures."""
     near = [one for entries in tally.near.values() for one in entries]
+    best = [one for entries in tally.informed.values() for one in entries]
     covered = [one for entries in tally.covered.values() for one in entries]
-    sizes = dict(sorted(tally.by_size.items()))
-    return (
-        f"{n} trials: intervals cover {_share(covered)} ({_parts(tally.covered)}); "
-        f"within 10 % {_share(near)} ({_parts(tally.near)}; {_parts(sizes)}); found {_parts(tally.found)}; "
-        f"searches that claim an absent effect: {_parts(tally.false)}"
-    )
+    lines = [
+        f"{n} trials: intervals cover {_share(covered)} ({_parts(tally.covered)})",
+        f"  within 10 %: {_share(near)} ({_parts(tally.near)}; {_parts(tally.by_size)})",
+        f"  found: {_parts(tally.found)}; searches that claim an absent effect: {_parts(tally.false)}",
+    ]
+    if best:
+        expected = f"{100 * float(np.mean(tally.expected)):.1f} % expected"
+        told_best = f"{_parts(tally.informed)}; {_parts(tally.informed_by_size)}; {expected}"
+        lines.insert(2, f"  told what there is to find, within 10 %: {_share(best)} ({told_best})")
+    return "\n".join(lines)
 
 
 def _parts(found: dict[str, list[bool]]) -> str:
-    return ", ".join(f"{what} {_share(entries)}" for what, entries in found.items())
+    return ", ".join(f"{what} {_share(entries)}" for what, entries in sorted(found.items()))
 
 
 def _share(found: list[bool]) -> str:
@@ -266,14 +169,16 @@ def main() -> None:
     parser.add_argument("--sampler", default="tpe", choices=("tpe", "random"))
     parser.add_argument("--pruned", action="store_true", help="stop half of the trials at each rung")
     parser.add_argument("--drop", action="store_true", help="leave stopped trials out, to see what that costs")
+    parser.add_argument("--deviations", action="store_true", help="plant deviations of that size, not differences")
     arguments = parser.parse_args()
     tallies = {n: Tally() for n in arguments.sizes}
     for seed in range(arguments.seed, arguments.seed + arguments.searches):
-        planted = plant(np.random.default_rng([seed, 1]))
+        planted = plant(np.random.default_rng([seed, 1]), deviations=arguments.deviations)
         search = sampled(planted, seed, max(tallies), sampler=arguments.sampler, pruned=arguments.pruned)
         for n, tally in tallies.items():
             measure(search, n, tally, drop=arguments.drop)
-    print(f"{arguments.searches} searches of {arguments.sampler}, noise of deviation 1, effects of {LEAST} and more")
+    what = "deviations" if arguments.deviations else "differences"
+    print(f"{arguments.searches} searches of {arguments.sampler}, {what} of {LEAST} to {MOST} noise deviations a step")
     for n, tally in tallies.items():
         print(told(n, tally), flush=True)
 

@@ -31,7 +31,9 @@ def planted_searches() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        spec.loader.exec_module(module)
     return module
 
 
@@ -167,9 +169,12 @@ def test_planted_searches_of_the_real_sampler_are_read_rightly(planted_searches:
                 planted_searches.measure(search, n, tally)
     few, many = tallies[50], tallies[400]
     assert np.mean([one for found in few.covered.values() for one in found]) >= 0.93
-    assert np.mean(many.covered["main"] + many.covered["pair"]) >= 0.93
-    # The whole measurement holds 90 %; the 16 effects of two searches may fall two deviations short of it.
-    assert np.mean([one for found in many.near.values() for one in found]) >= 0.75
+    assert np.mean([one for found in many.covered.values() for one in found]) >= 0.93
+    near, informed = ([one for found in held.values() for one in found] for held in (many.near, many.informed))
+    assert len(near) == len(informed) >= 14
+    # The whole measurement holds 88 %; the effects of two searches may fall two deviations short of it.
+    assert np.mean(near) >= 0.75
+    assert sum(near) >= sum(informed) - 2
     assert np.mean(few.false["main"]) <= 1 / 16
     assert np.mean(few.false["pair"]) <= 1 / 16
 
@@ -271,7 +276,8 @@ def test_a_fit_without_drawn_columns_agrees_with_the_textbook() -> None:
     rng = np.random.default_rng(5)
     design = np.column_stack([np.ones(40), rng.standard_normal((40, 2))])
     outcome = design @ [1.0, 2.0, -1.0] + 0.1 * rng.standard_normal(40)
-    found = mixed.Fit(free=design, drawn=np.empty((40, 0)), ratios=np.empty(0), outcome=outcome)
+    columns = mixed.Columns(free=design, drawn=np.empty((40, 0)), ratios=np.empty(0))
+    found = mixed.Fit(columns=columns, outcome=outcome)
     expected, squares, *_ = np.linalg.lstsq(design, outcome, rcond=None)
     np.testing.assert_allclose(found.coefficients, expected)
     classical = np.linalg.inv(design.T @ design) * squares / 37
@@ -293,24 +299,16 @@ def test_columns_asked_about_later_get_what_one_fit_of_all_gives() -> None:
     drawn, more = rng.standard_normal((60, 3)), rng.standard_normal((60, 2))
     outcome = free.sum(axis=1) + drawn @ [0.3, -0.2, 0.1] + more @ [0.5, 0.0] + 0.2 * rng.standard_normal(60)
     ratios = np.full(3, 2.0)
-    part = mixed.Fit(free=free, drawn=drawn, ratios=ratios, outcome=outcome)
-    whole = mixed.Fit(free=np.hstack([free, more]), drawn=drawn, ratios=ratios, outcome=outcome)
-    asked = part.with_more(more, np.eye(2))
-    assert asked is not None
-    for place, one in enumerate(asked):
+    part = mixed.Columns(free=free, drawn=drawn, ratios=ratios)
+    all_free = mixed.Columns(free=np.hstack([free, more]), drawn=drawn, ratios=ratios)
+    whole = mixed.Fit(columns=all_free, outcome=outcome)
+    beside = part.beside(more)
+    assert beside is not None
+    for place, one in enumerate(mixed.Fit(columns=part, outcome=outcome).with_more(beside, np.eye(2))):
         expected = whole.contrast(np.eye(8)[3 + place])
         assert one.estimate == pytest.approx(expected.estimate)
         assert one.variance == pytest.approx(expected.variance, rel=1e-6)
-    assert part.with_more(free[:, 1:], np.eye(2)) is None
-
-
-def test_groups_without_support_are_left_out() -> None:
-    rng = np.random.default_rng(7)
-    groups = [rng.standard_normal((200, 2)) for _ in range(20)]
-    outcome = groups[3] @ [1.0, -1.0] + rng.standard_normal(200)
-    kept = mixed.supported(np.ones((200, 1)), groups, outcome, [np.log(20)] * 20)
-    assert list(kept) == [3]
-    assert mixed.supported(groups[3], [groups[3]], outcome, [0.0]) == {}
+    assert part.beside(free[:, 1:]) is None
 
 
 def test_imputations_pool_after_rubin() -> None:
