@@ -27,6 +27,8 @@ def served(store_uri: str, root: Path) -> Iterator[Served]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of modules that MLflow imports.
         from mlflow.server import app, handlers
+        from mlflow.tracking._model_registry import utils as registry
+        from mlflow.tracking._tracking_service import utils as tracking
 
     asked: list[str] = []
 
@@ -39,7 +41,14 @@ def served(store_uri: str, root: Path) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("_MLFLOW_SERVER_SERVE_ARTIFACTS", "true")
         patch.setenv("_MLFLOW_SERVER_ARTIFACT_DESTINATION", (root / "served").as_uri())
-        patch.setattr(handlers, "_artifact_repo", None)
+        # The handlers keep the first store of a process, and make its address that of every client in it.
+        for name in ("_artifact_repo", "_tracking_store", "_model_registry_store"):
+            patch.setattr(handlers, name, None)
+        patch.setattr(tracking, "_tracking_uri", None)
+        patch.setattr(registry, "_registry_uri", None)
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+            patch.setenv(name, "")  # So that what is set meanwhile is taken back.
+            patch.delenv(name)
         # Without Flask-WTF each search tries anew to import this, in vain and for longer than it searches.
         patch.setitem(sys.modules, "mlflow.server.auth", None)
         handlers.initialize_backend_stores(store_uri, default_artifact_root="mlflow-artifacts:/")
